@@ -1,0 +1,19 @@
+# Finds every library the build needs; nothing is downloaded. Each has its reason in the README's dependency table.
+find_package(Threads REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS C)
+find_package(PkgConfig REQUIRED)
+
+# OpenBLAS unless the user names another vendor (-DBLA_VENDOR=Intel10_64lp, FLAME, AOCL_mt, ...).
+if(NOT BLA_VENDOR)
+  set(BLA_VENDOR OpenBLAS)
+endif()
+find_package(BLAS REQUIRED)
+find_path(MTP_CBLAS_INCLUDE_DIR cblas.h PATH_SUFFIXES openblas openblas-pthread mkl blis)
+if(NOT MTP_CBLAS_INCLUDE_DIR)
+  message(FATAL_ERROR "cblas.h not found; on Debian: apt-get install libopenblas-dev")
+endif()
+
+pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
+
+# toml++: Debian's shared library, not the header-only form (compile time).
+pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)

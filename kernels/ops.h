@@ -1,0 +1,328 @@
+/* The op contract: what a backend computes. kernels/cpu and kernels/cuda fill one table each; the model in lib/ is
+ * written once against it.
+ *
+ * Rules that hold for every op:
+ *  - Arguments are views; an op owns nothing, allocates nothing and keeps nothing after it returns. Scratch is an argument:
+ *    <op>_scratch(device, args) gives the bytes, from shapes and dtypes alone (data pointers are not looked at, so a dry
+ *    run may ask with NULL data; every optional part is assumed present). Scratch is 64-byte aligned, its content is
+ *    undefined before and after.
+ *  - Real-valued inputs may be F32, BF16 or F16 where the comment says "real"; arithmetic is fp32; outputs are F32 unless
+ *    said otherwise. Indices are I32. The last axis of every view is contiguous; leading axes may be strided. Shapes that
+ *    do not fit together, a NULL that is not optional, a dtype that is not taken, an index out of range where the check is
+ *    cheap: MTP_E_ARGUMENT naming the op and the view. At least one row: an empty tensor never reaches an op.
+ *  - Every gradient output says MTP_OVERWRITE or MTP_ACCUMULATE; an optional output with data == NULL is not computed.
+ *  - Outputs do not alias inputs unless the comment allows it.
+ *  - Same inputs, same bits, with any number of threads: fixed reduction orders, no float atomics.
+ *  - Row independence: what an op computes for a row (forward, and the gradient with respect to a row's input) has the
+ *    same bits whatever other rows are computed with it and wherever it stands among them, provided device_rows_exact().
+ *    Sums over rows (weight gradients) are equal to float order only.
+ *
+ * Shape letters: see mtp/tensor.h. y = x W^T with W stored [out, in], as torch.nn.Linear stores it. */
+#ifndef MTP_OPS_H
+#define MTP_OPS_H
+
+#include "mtp/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mtp_device mtp_device; /* one backend instance: threads or a GPU with its streams and handles */
+
+typedef enum mtp_write { MTP_OVERWRITE, MTP_ACCUMULATE } mtp_write;
+
+typedef struct mtp_scratch {
+    void *data;
+    size_t size;
+} mtp_scratch;
+
+/* ---- rows ---------------------------------------------------------------------------------------------------- */
+
+/* y[r] = round(factor * table[ids[r]]), factor = sqrt(width) rounded to the table's dtype and the product rounded to it
+ * again: the scaled word embedding of Gemma as engines run it (transformers, Gemma4TextScaledWordEmbedding). */
+typedef struct mtp_embed_args {
+    mtp_view table; /* real [V, Hb] */
+    mtp_view ids;   /* I32 [R]; an id outside [0, V) is MTP_E_ARGUMENT */
+    mtp_view y;     /* F32 [R, Hb] */
+} mtp_embed_args;
+
+/* dst[r] = src[index[r]] (gather) and dst[index[r]] (+)= src[r] (scatter; indices are distinct). */
+typedef struct mtp_gather_args {
+    mtp_view src;   /* gather: real [N, D]; scatter: F32 [R, D] */
+    mtp_view index; /* I32 [R] */
+    mtp_view dst;   /* gather: F32 [R, D]; scatter: F32 [N, D] */
+    mtp_write write; /* scatter only */
+} mtp_gather_args;
+
+/* dst = src, converted; F32, BF16 (round to nearest even), F16 either way; the same shape. */
+typedef struct mtp_convert_args {
+    mtp_view src;
+    mtp_view dst;
+} mtp_convert_args;
+
+/* y (+)= alpha * x over equal shapes, F32. */
+typedef struct mtp_axpy_args {
+    mtp_view x;
+    mtp_view y;
+    float alpha;
+    mtp_write write;
+} mtp_axpy_args;
+
+/* ---- linear layers ------------------------------------------------------------------------------------------- */
+
+/* fwd: y[R, N]  (+)= x[R, M] w[N, M]^T      x, w real
+ * dx:  dx[R, M] (+)= dy[R, N] w[N, M]       w real, dy F32
+ * dw:  dw[N, M] (+)= dy[R, N]^T x[R, M]     x real, dy F32
+ * w may be a column block of a wider matrix (mtp_view_cols): that is how the pre-projection takes [embedding ; state]
+ * without a concatenation. The three views of one layer keep their roles in all three ops. */
+typedef struct mtp_linear_args {
+    mtp_view x; /* fwd: input; dx: output; dw: input */
+    mtp_view w; /* fwd, dx: input; dw: output */
+    mtp_view y; /* fwd: output; dx, dw: input (dy) */
+    mtp_write write;
+    mtp_scratch scratch;
+} mtp_linear_args;
+
+/* ---- norms, residuals, activation ---------------------------------------------------------------------------- */
+
+/* RMSNorm over the last axis (no +1 on the weight): y = x * rstd * w, rstd = (mean(x^2) + eps)^(-1/2).
+ * Backward, d the width: dx = rstd * (w dy) - x * rstd^3 / d * sum(x w dy); dw = sum over rows of x rstd dy.
+ * Heads are rows: pass [R * NH, D]. */
+typedef struct mtp_rmsnorm_args {
+    mtp_view x;    /* real [R, D] */
+    mtp_view w;    /* real [D]; data NULL: no weight */
+    mtp_view y;    /* F32 [R, D]; fwd: output, may be x itself when x is F32; bwd: not used */
+    mtp_view rstd; /* F32 [R]; fwd: output (optional); bwd: input */
+    float eps;
+    mtp_view dy;          /* bwd: F32 [R, D] */
+    mtp_view dx;          /* bwd: F32 [R, D], optional; may be dy itself */
+    mtp_view dw;          /* bwd: F32 [D], optional */
+    mtp_write dx_write;
+    mtp_write dw_write;
+    mtp_scratch scratch;
+} mtp_rmsnorm_args;
+
+/* y = scalar * (residual + RMSNorm(x; w)): a Gemma post-norm with its residual, and the layer_scalar that ends a layer.
+ * Backward: dresidual = scalar dy; dx = RMSNorm'(scalar dy); dscalar = sum dy (residual + RMSNorm(x; w)). */
+typedef struct mtp_residual_norm_args {
+    mtp_view residual; /* F32 [R, D] */
+    mtp_view x;        /* F32 [R, D] */
+    mtp_view w;        /* real [D] */
+    mtp_view scalar;   /* F32 [1]; data NULL: 1 */
+    mtp_view y;        /* F32 [R, D]; fwd: output, may be residual or x */
+    mtp_view rstd;     /* F32 [R]; fwd: output; bwd: input */
+    float eps;
+    mtp_view dy;        /* bwd: F32 [R, D] */
+    mtp_view dresidual; /* bwd: F32 [R, D], optional; may be dy itself when dresidual_write is MTP_OVERWRITE */
+    mtp_view dx;        /* bwd: F32 [R, D], optional, overwritten */
+    mtp_view dw;        /* bwd: F32 [D], optional */
+    mtp_view dscalar;   /* bwd: F32 [1], optional */
+    mtp_write dresidual_write;
+    mtp_write dw_write;
+    mtp_write dscalar_write;
+    mtp_scratch scratch;
+} mtp_residual_norm_args;
+
+/* y = gelu_tanh(gate) * up, gelu_tanh(g) = 0.5 g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))).
+ * Backward: dgate = dy up gelu'(gate), dup = dy gelu(gate). Outputs may alias inputs elementwise. */
+typedef struct mtp_geglu_args {
+    mtp_view gate; /* F32 [R, I] */
+    mtp_view up;   /* F32 [R, I] */
+    mtp_view y;    /* fwd: F32 [R, I]; bwd: optional output, the forward value once more (for the next dw) */
+    mtp_view dy;   /* bwd */
+    mtp_view dgate;
+    mtp_view dup;
+} mtp_geglu_args;
+
+/* ---- rotary embedding ---------------------------------------------------------------------------------------- */
+
+/* cos[r, i] = cosf(angle), sin[r, i] = sinf(angle), angle = (float)position[r] * inv_freq[i], all in fp32: that is the
+ * reference's arithmetic (double precision differs from it by 0.014 in cos at position 262,143). Positions 0..2^24. */
+typedef struct mtp_rope_table_args {
+    mtp_view positions; /* I32 [R] */
+    mtp_view inv_freq;  /* F32 [D/2] */
+    mtp_view cos;       /* F32 [R, D/2] */
+    mtp_view sin;       /* F32 [R, D/2] */
+} mtp_rope_table_args;
+
+/* Half-split pairs (i, i + D/2): y_i = x_i c_i - x_{i+D/2} s_i, y_{i+D/2} = x_{i+D/2} c_i + x_i s_i.
+ * bwd is the inverse rotation of the gradient: pass dy as x, dx as y. y may be x. */
+typedef struct mtp_rope_args {
+    mtp_view x;   /* F32 [R, NH, D] */
+    mtp_view cos; /* F32 [R, D/2] */
+    mtp_view sin;
+    mtp_view y; /* F32 [R, NH, D] */
+} mtp_rope_args;
+
+/* ---- query-only attention ------------------------------------------------------------------------------------ */
+
+/* o[r, h] = sum_j softmax_j(q[r, h] . K[j, g]) V[j, g] over the keys j in [key_begin[r], key_end[r]), g = h / (NH / NKV),
+ * scale 1. lse[r, h] is the log-sum-exp of the scores. Backward gives dq only, K and V being constants:
+ * P = exp(S - lse), dS = P (dO V^T - rowsum(dO o)), dq = dS K.
+ * Keys outside a row's range are never part of its result; blocks of keys that no row of a tile sees are skipped.
+ * Rows of one document stand together and tiles of keys start at doc_begin, so a row's bits do not depend on what else
+ * is packed. Finite values only. */
+typedef struct mtp_attention_args {
+    mtp_view q;         /* F32 [R, NH, D], D a multiple of 2, 16..512 */
+    mtp_view kv;        /* real [S, 2, NKV, D]: index 0 K, 1 V; S tokens of all packed documents */
+    mtp_view key_begin; /* I32 [R], doc_begin <= key_begin < key_end <= S */
+    mtp_view key_end;   /* I32 [R] */
+    mtp_view doc_begin; /* I32 [R]: first token of the row's document; not decreasing over rows */
+    mtp_view o;         /* F32 [R, NH, D]; fwd: output; bwd: input */
+    mtp_view lse;       /* F32 [R, NH]; fwd: output; bwd: input */
+    mtp_view do_;       /* bwd: F32 [R, NH, D] */
+    mtp_view dq;        /* bwd: F32 [R, NH, D], overwritten; may be do_ */
+    mtp_scratch scratch;
+} mtp_attention_args;
+
+/* ---- heads and losses (design: docs in kernels/README.md) ----------------------------------------------------- */
+
+/* selected[r] = ids of the k largest scores of row r, in descending order of score; ties: the lowest id first. */
+typedef struct mtp_topk_args {
+    mtp_view scores;   /* F32 [R, C] */
+    mtp_view selected; /* I32 [R, k], 1 <= k <= C */
+    mtp_scratch scratch;
+} mtp_topk_args;
+
+/* Cross-entropy of dense rows: loss[r] = logsumexp(logits[r]) - logits[r, target[r]];
+ * dlogits[r] = scale[r] * (softmax(logits[r]) - onehot(target[r])), optional, may be logits itself. Used for the centroid
+ * term over [R, C]. */
+typedef struct mtp_xent_args {
+    mtp_view logits; /* F32 [R, N] */
+    mtp_view target; /* I32 [R] */
+    mtp_view scale;  /* F32 [R]; needed with dlogits */
+    mtp_view loss;   /* F32 [R], optional */
+    mtp_view dlogits;
+} mtp_xent_args;
+
+/* The three heads share one argument struct. z[i] = x . e[token i]; q = softmax over the head's candidates;
+ * loss[r] = -log q[target[r]]; dz = scale[r] * (q - onehot). scale is w_k / N_k of the loss (the global mean), so dx and
+ * de are gradients of the total loss. Without dx and de nothing backward is computed; without target there is no loss
+ * and only argmax (and logits) come out.
+ *
+ * head_flat         candidates: all V tokens. Works through rows in chunks of at most logits_budget bytes of logits
+ *                   (never less than 64 rows), three products a chunk. logits (optional): [R, V].
+ * head_candidates   candidates: the tokens of the selected centroids, and of the target's centroid when it was not
+ *                   selected (the forced centroid). argmax is taken without the forced centroid, as serving takes it.
+ *                   miss[r] = 1 when the target's centroid was not selected. Grouped by centroid: each centroid's P rows
+ *                   of e meet all rows that selected it in one product. logits (optional): [R, k * P], the selected
+ *                   centroids' tokens in the order of `selected` and of `order`.
+ * head_hierarchical candidates: the P tokens of the target's centroid; needs target; argmax, miss, logits and selected are
+ *                   not used. (The first level, -log p(centroid), is mtp_xent_args on the centroid scores.)
+ * argmax ties: the lowest token id. */
+typedef struct mtp_head_args {
+    mtp_view x;        /* F32 [R, H] */
+    mtp_view e;        /* real [V, H], natural token order */
+    mtp_view order;    /* I32 [C, P]: token ids of each centroid (token_ordering); not for head_flat */
+    mtp_view slot_of;  /* I32 [V]: index of each token in `order` flattened; not for head_flat */
+    mtp_view selected; /* I32 [R, k]; head_candidates */
+    mtp_view target;   /* I32 [R], optional where said */
+    mtp_view scale;    /* F32 [R]; needed with dx or de */
+    mtp_view loss;     /* F32 [R], optional */
+    mtp_view argmax;   /* I32 [R], optional */
+    mtp_view miss;     /* U8 [R], optional */
+    mtp_view logits;   /* F32, optional, see above */
+    mtp_view dx;       /* F32 [R, H], optional */
+    mtp_view de;       /* F32 [V, H], optional */
+    mtp_write dx_write;
+    mtp_write de_write;
+    size_t logits_budget; /* head_flat: bytes; 0 means 256 MiB */
+    mtp_scratch scratch;
+} mtp_head_args;
+
+/* ---- optimizer ----------------------------------------------------------------------------------------------- */
+
+/* AdamW as torch.optim.AdamW: p *= 1 - lr * weight_decay; m = beta1 m + (1 - beta1) g'; v = beta2 v + (1 - beta2) g'^2;
+ * p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps), g' = grad_scale * g. step counts from 1. */
+typedef struct mtp_adamw_args {
+    mtp_view p, m, v; /* F32, equal shapes, updated in place */
+    mtp_view g;       /* F32 */
+    double lr, beta1, beta2, eps, weight_decay, grad_scale;
+    int64_t step;
+} mtp_adamw_args;
+
+/* *result = sum of squares of x (F32, any contiguous shape), accumulated in double in a fixed order; `result` is host
+ * memory. Overwrites. */
+typedef struct mtp_sumsq_args {
+    mtp_view x;
+    double *result;
+    mtp_scratch scratch;
+} mtp_sumsq_args;
+
+/* ---- the table ------------------------------------------------------------------------------------------------ */
+
+/* X(op, argument struct, has scratch) */
+#define MTP_OP_LIST(X)                                                                                                 \
+    X(embed_fwd, mtp_embed_args, 0)                                                                                    \
+    X(gather_rows, mtp_gather_args, 0)                                                                                 \
+    X(scatter_rows, mtp_gather_args, 0)                                                                                \
+    X(convert, mtp_convert_args, 0)                                                                                    \
+    X(axpy, mtp_axpy_args, 0)                                                                                          \
+    X(linear_fwd, mtp_linear_args, 1)                                                                                  \
+    X(linear_dx, mtp_linear_args, 1)                                                                                   \
+    X(linear_dw, mtp_linear_args, 1)                                                                                   \
+    X(rmsnorm_fwd, mtp_rmsnorm_args, 0)                                                                                \
+    X(rmsnorm_bwd, mtp_rmsnorm_args, 1)                                                                                \
+    X(residual_norm_fwd, mtp_residual_norm_args, 0)                                                                    \
+    X(residual_norm_bwd, mtp_residual_norm_args, 1)                                                                    \
+    X(geglu_fwd, mtp_geglu_args, 0)                                                                                    \
+    X(geglu_bwd, mtp_geglu_args, 0)                                                                                    \
+    X(rope_table, mtp_rope_table_args, 0)                                                                              \
+    X(rope_fwd, mtp_rope_args, 0)                                                                                      \
+    X(rope_bwd, mtp_rope_args, 0)                                                                                      \
+    X(attention_fwd, mtp_attention_args, 1)                                                                            \
+    X(attention_bwd, mtp_attention_args, 1)                                                                            \
+    X(topk, mtp_topk_args, 1)                                                                                          \
+    X(xent, mtp_xent_args, 0)                                                                                          \
+    X(head_flat, mtp_head_args, 1)                                                                                     \
+    X(head_candidates, mtp_head_args, 1)                                                                               \
+    X(head_hierarchical, mtp_head_args, 1)                                                                             \
+    X(adamw, mtp_adamw_args, 0)                                                                                        \
+    X(sumsq, mtp_sumsq_args, 1)
+
+typedef struct mtp_device_options {
+    int num_threads; /* cpu: worker threads of every op; 0: the number of cores this process may use */
+    const char *isa; /* cpu: "plain", "avx2", "avx512"; NULL: the best this machine has. Not available: an error */
+} mtp_device_options;
+
+/* What a device is, for `mtp --version` and the run's record. Strings live as long as the device. */
+typedef struct mtp_device_info {
+    const char *backend;      /* "cpu" */
+    const char *isa;          /* "avx512" */
+    const char *blas;         /* "OpenBLAS 0.3.21, kernel Cooperlake, pthread" */
+    int num_threads;
+    bool rows_exact;          /* row independence holds bit for bit with this BLAS; measured when the device opens */
+    const char *rows_note;    /* one sentence: what was measured; what follows when rows_exact is false */
+} mtp_device_info;
+
+typedef struct mtp_backend {
+    const char *name;
+    mtp_status (*device_open)(const mtp_device_options *options, mtp_device **device);
+    void (*device_close)(mtp_device *device); /* accepts NULL */
+    const mtp_device_info *(*device_info)(const mtp_device *device);
+
+    /* Device memory, 64-byte aligned. upload and download are complete when they return. */
+    mtp_status (*memory_alloc)(mtp_device *device, size_t bytes, void **memory);
+    void (*memory_free)(mtp_device *device, void *memory); /* accepts NULL */
+    mtp_status (*memory_zero)(mtp_device *device, void *memory, size_t bytes);
+    mtp_status (*upload)(mtp_device *device, void *memory, const void *host, size_t bytes);
+    mtp_status (*download)(mtp_device *device, void *host, const void *memory, size_t bytes);
+
+#define MTP_OP_ENTRY_0(op, args) mtp_status (*op)(mtp_device *device, const args *a);
+#define MTP_OP_ENTRY_1(op, args)                                                                                       \
+    mtp_status (*op)(mtp_device *device, const args *a);                                                               \
+    size_t (*op##_scratch)(const mtp_device *device, const args *a);
+#define MTP_OP_ENTRY(op, args, scratch) MTP_OP_ENTRY_##scratch(op, args)
+    MTP_OP_LIST(MTP_OP_ENTRY)
+#undef MTP_OP_ENTRY
+#undef MTP_OP_ENTRY_0
+#undef MTP_OP_ENTRY_1
+} mtp_backend;
+
+/* The CPU backend. A constant. */
+const mtp_backend *mtp__backend_cpu(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

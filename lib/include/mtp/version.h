@@ -1,0 +1,19 @@
+/* What this copy of libmtp is. */
+#ifndef MTP_VERSION_H
+#define MTP_VERSION_H
+
+#include "mtp/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* "0.1.0" */
+MTP_API const char *mtp_version(void);
+/* "gcc 12.2.0": the compiler that built it. */
+MTP_API const char *mtp_compiler(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
