@@ -1,0 +1,45 @@
+#include "base/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+
+mtp_status mtp_context_create(const mtp_context_options *options, mtp_context **context)
+{
+    MTP_REQUIRE(options && context);
+    *context = NULL;
+    if (options->device && strcmp(options->device, "cpu") != 0)
+        return MTP_FAIL(MTP_E_UNSUPPORTED, "device \"%s\": this build has the cpu backend only; use device = \"cpu\"",
+                        options->device);
+    mtp_context *created = calloc(1, sizeof *created);
+    if (!created) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a context");
+    created->ops = mtp__backend_cpu();
+    created->logger = options->logger;
+    const mtp_device_options device = {.num_threads = options->num_threads, .isa = options->isa};
+    const mtp_status status = created->ops->device_open(&device, &created->device);
+    if (status != MTP_OK) {
+        free(created);
+        return status;
+    }
+    *context = created;
+    return MTP_OK;
+}
+
+void mtp_context_free(mtp_context *context)
+{
+    if (!context) return;
+    context->ops->device_close(context->device);
+    free(context);
+}
+
+mtp_context_info mtp_context_describe(const mtp_context *context)
+{
+    const mtp_device_info *info = context->ops->device_info(context->device);
+    return (mtp_context_info){.device = info->backend,
+                              .isa = info->isa,
+                              .blas = info->blas,
+                              .num_threads = info->num_threads,
+                              .rows_exact = info->rows_exact,
+                              .rows_note = info->rows_note};
+}

@@ -1,0 +1,107 @@
+/* Stored samples: data sets, packed batches, the loader.
+ *
+ * A sample is one safetensors file (design: lib/data/README.md): token_ids, hidden_states, the K/V of the verifier's last
+ * sliding and last full layer, and a loss mask, in the file or in a sidecar. All variants are read into one form. */
+#ifndef MTP_DATA_H
+#define MTP_DATA_H
+
+#include "mtp/verifier.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Which side of the verifier's final norm stored hidden states are on. */
+typedef enum mtp_hidden_norm { MTP_HIDDEN_UNSET, MTP_HIDDEN_PRE, MTP_HIDDEN_POST } mtp_hidden_norm;
+/* What to do with a document longer than the token budget of a batch. */
+typedef enum mtp_overlong { MTP_OVERLONG_ERROR, MTP_OVERLONG_TRUNCATE, MTP_OVERLONG_SKIP } mtp_overlong;
+
+typedef struct mtp_dataset_options {
+    mtp_hidden_norm hidden_norm; /* what an unlabelled file holds; UNSET: an unlabelled file is an error that shows both
+                                    choices. A label in a file that contradicts a setting is an error */
+    const mtp_logger *logger;
+} mtp_dataset_options;
+
+typedef struct mtp_dataset mtp_dataset;
+
+/* The samples in `paths` (directories, searched for *.safetensors in name order, not recursively; or single files),
+ * checked against the verifier: keys, shapes, dtypes, equal lengths. The verifier must outlive the data set. A directory
+ * without samples is an error. */
+MTP_API mtp_status mtp_dataset_open(const char *const *paths, int64_t num_paths, const mtp_verifier *verifier,
+                                    const mtp_dataset_options *options, mtp_dataset **dataset);
+MTP_API void mtp_dataset_close(mtp_dataset *dataset); /* accepts NULL */
+
+typedef struct mtp_sample_info {
+    const char *path;
+    const char *name;       /* file name without directory */
+    int64_t num_tokens;     /* S */
+    int64_t prompt_len;     /* index of the first supervised token; num_tokens when none is */
+    int64_t num_supervised; /* ones in the loss mask */
+} mtp_sample_info;
+
+MTP_API int64_t mtp_dataset_size(const mtp_dataset *dataset);
+MTP_API mtp_sample_info mtp_dataset_sample(const mtp_dataset *dataset, int64_t index);
+/* A stable 64-bit identity of the data set (names, lengths, order): stored with a checkpoint. */
+MTP_API uint64_t mtp_dataset_fingerprint(const mtp_dataset *dataset);
+
+/* A batch on the host. Documents stand back to back (packed: B = 1, S tokens) or one a line, padded with zeros (B > 1);
+ * T = B * S token places. No padding place is ever inside a document, so no row can read one. */
+typedef struct mtp_batch {
+    int64_t batch, seq;        /* B, S */
+    int32_t *token_ids;        /* [T] */
+    uint8_t *loss_mask;        /* [T] */
+    int32_t *document_ids;     /* [T]: document of each place, -1 in padding */
+    int64_t num_documents;
+    int32_t *document_begin;   /* [num_documents] first place */
+    int32_t *document_end;     /* [num_documents] one past the last */
+    int64_t *document_sample;  /* [num_documents] index in the data set */
+    mtp_view hidden_states;    /* real [B, S, Hb], after the final norm */
+    mtp_view kv[MTP_LAYER_TYPES]; /* real [B, S, 2, NKV, D]: index 0 of the third axis is K, 1 is V */
+    int64_t num_supervised;    /* places with loss_mask 1 that can be a target (third token of a document or later) */
+} mtp_batch;
+
+/* The given samples as one batch. packed: B = 1; else one a line. Mixed dtypes become fp32. Every value is checked: ids in
+ * the vocabulary, no NaN or Inf, no row of zeros in hidden_states: MTP_E_DATA with file, key and index. Free with
+ * mtp_batch_free. */
+MTP_API mtp_status mtp_batch_collate(const mtp_dataset *dataset, const int64_t *samples, int64_t num_samples, bool packed,
+                                     mtp_batch **batch);
+MTP_API void mtp_batch_free(mtp_batch *batch); /* accepts NULL */
+
+typedef struct mtp_loader_options {
+    int64_t tokens_per_batch; /* token budget of a packed batch, >= 1 */
+    mtp_overlong overlong;
+    bool shuffle; /* order by (seed, epoch); else the order of the data set */
+    uint64_t seed;
+    int64_t prefetch; /* batches read ahead by the loader's thread, >= 1 */
+    const mtp_logger *logger;
+} mtp_loader_options;
+
+typedef struct mtp_loader mtp_loader;
+
+/* A loader over `dataset` (which must outlive it): a thread packs documents in the sampler's order into batches of at most
+ * tokens_per_batch tokens and reads ahead. Memory is (prefetch + 2) batches. Batches where nothing is supervised are
+ * skipped and counted. The order is a pure function of (seed, epoch): any position can be started from. */
+MTP_API mtp_status mtp_loader_create(const mtp_dataset *dataset, const mtp_loader_options *options, mtp_loader **loader);
+MTP_API void mtp_loader_free(mtp_loader *loader); /* accepts NULL; stops the thread */
+/* Batches in an epoch (supervised ones; the same for every caller that gives the same epoch). */
+MTP_API mtp_status mtp_loader_batches(const mtp_loader *loader, int64_t epoch, int64_t *count);
+/* Continue with batch `index` of `epoch`; what was read ahead is dropped. */
+MTP_API mtp_status mtp_loader_seek(mtp_loader *loader, int64_t epoch, int64_t index);
+/* The next batch and its (epoch, index); goes on into the next epoch by itself. The batch belongs to the loader until
+ * mtp_loader_release. At most `prefetch` + 1 batches may be held at once. Errors of the reading thread arrive here. */
+MTP_API mtp_status mtp_loader_next(mtp_loader *loader, const mtp_batch **batch, int64_t *epoch, int64_t *index);
+MTP_API void mtp_loader_release(mtp_loader *loader, const mtp_batch *batch);
+
+typedef struct mtp_loader_stats {
+    double wait_seconds;             /* time mtp_loader_next waited for data */
+    int64_t batches_skipped;         /* nothing supervised */
+    int64_t documents_truncated, documents_skipped; /* longer than the budget */
+    int64_t tokens_read;
+    size_t memory_bytes; /* of the ring */
+} mtp_loader_stats;
+MTP_API mtp_loader_stats mtp_loader_get_stats(const mtp_loader *loader);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,64 @@
+/* Internal: one training or evaluation step of a drafter over a batch: forward through K draft steps, heads and losses,
+ * backward through the state chain, gradients accumulated in the drafter's gradient block.
+ *
+ * Memory is laid out once, by a dry run: mtp__step_create measures (or only measures, for `mtp plan`) and allocates; a run
+ * allocates nothing. */
+#ifndef MTP_MODEL_STEP_H
+#define MTP_MODEL_STEP_H
+
+#include "base/arena.h"
+#include "model/drafter.h"
+#include "model/rows.h"
+#include "mtp/loss.h"
+#include "mtp/verifier.h"
+
+typedef struct mtp__step mtp__step;
+
+/* Sums of one run over its supervised rows, per step k. */
+typedef struct mtp__step_sums {
+    double loss;          /* sum of l_rk */
+    double centroid_loss; /* sum of c_rk; 0 for dense heads and hierarchical (contained in loss) */
+    int64_t count;        /* supervised rows */
+    int64_t correct;      /* argmax as serving takes it = target */
+    int64_t missed;       /* target's centroid not selected; 0 for dense heads */
+} mtp__step_sums;
+
+/* What a run can hand out per row, for evaluation and the reference cases. Host arrays [K, R] or [K, R, n], step-major;
+ * each may be NULL. R is rows->num_rows. Places of steps that do not exist are zero. */
+typedef struct mtp__step_outputs {
+    int32_t *argmax;      /* [K, R]: drafted token as serving takes it, at every valid step */
+    int32_t *input_token; /* [K, R]: what was fed */
+    float *loss;          /* [K, R]: l_rk, zero where not supervised */
+    float *centroid_loss; /* [K, R] */
+    uint8_t *miss;        /* [K, R] */
+    float *hidden;        /* [K, R, H]: after the final norm */
+    float *state;         /* [K, R, Hb]: after the post-projection */
+    int32_t *selected;    /* [K, R, k]: ordered heads */
+    float *logits;        /* [K, R, V] dense, [K, R, k * P] ordered: of the selected centroids in that order */
+} mtp__step_outputs;
+
+typedef enum mtp__step_mode {
+    MTP__STEP_EVALUATE, /* forward and losses */
+    MTP__STEP_TRAIN     /* and backward: gradients are ADDED to the drafter's gradient block */
+} mtp__step_mode;
+
+/* A step for batches of the verifier's geometry. config is checked against the drafter (head mode, K, ...): MTP_E_CONFIG.
+ * The drafter and verifier must outlive it. For TRAIN the drafter must have gradients (mtp__drafter_alloc_grads). */
+mtp_status mtp__step_create(mtp_drafter *drafter, const mtp_verifier *verifier, const mtp_step_config *config,
+                            mtp__step_mode mode, mtp__step **step);
+void mtp__step_free(mtp__step *step); /* accepts NULL */
+/* What mtp__step_create would allocate, by label. No device memory is touched. */
+mtp_status mtp__step_plan(const mtp_drafter_config *drafter, const mtp_context *context, const mtp_step_config *config,
+                          mtp__step_mode mode, mtp__arena *measured);
+
+/* Run over all rows. counts [K] are the N_k of the global batch (all micro-batches, all ranks): the loss that is
+ * differentiated is sum_k w_k (sum_r l_rk + centroid_weight c_rk) / N_k; N_k = 0 leaves the term out. sums [K] is
+ * overwritten. outputs may be NULL. rows must have the step's K and at least one row. */
+mtp_status mtp__step_run(mtp__step *step, const mtp_batch *batch, const mtp__rows *rows, const int64_t *counts,
+                         mtp__step_sums *sums, mtp__step_outputs *outputs);
+/* Loss of the global batch from sums and counts: sum_k w_k (loss_k + centroid_weight centroid_k) / N_k. */
+double mtp__step_total(const mtp_step_config *config, const mtp__step_sums *sums, const int64_t *counts);
+/* w_k into weights [K]. */
+void mtp__step_weights(const mtp_step_config *config, double *weights);
+
+#endif
