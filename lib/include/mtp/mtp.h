@@ -3,6 +3,7 @@
 #define MTP_MTP_H
 
 #include "mtp/log.h"
+#include "mtp/safetensors.h"
 #include "mtp/status.h"
 #include "mtp/tensor.h"
 #include "mtp/version.h"
