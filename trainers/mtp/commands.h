@@ -1,0 +1,13 @@
+/* The subcommands: one file each, command_<name>(argc, argv) with argv[0] the subcommand's name; returns the exit code.
+ */
+#ifndef MTP_TRAINERS_COMMANDS_H
+#define MTP_TRAINERS_COMMANDS_H
+
+/* X(name, what `mtp --help` says about it), in the order of the help */
+#define COMMAND_LIST(X)
+
+#define COMMAND_DECLARE_(name, help) int command_##name(int argc, char **argv);
+COMMAND_LIST(COMMAND_DECLARE_)
+#undef COMMAND_DECLARE_
+
+#endif

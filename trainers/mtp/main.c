@@ -1,0 +1,79 @@
+/* mtp: one program, one subcommand for each thing to do. */
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "commands.h"
+#include "mtp/suggest.h"
+#include "mtp/version.h"
+#include "program.h"
+
+typedef struct command {
+    const char *name;
+    const char *help;
+    int (*run)(int argc, char **argv);
+} command;
+
+static const command commands[] = {
+#define COMMAND_ROW(name, help) {#name, help, command_##name},
+    COMMAND_LIST(COMMAND_ROW)
+#undef COMMAND_ROW
+        {NULL, NULL, NULL},
+};
+enum { NUM_COMMANDS = (int)(sizeof commands / sizeof *commands) - 1 };
+
+static void print_help(FILE *out)
+{
+    fputs("mtp trains Gemma-4 multi-token-prediction drafters.\n"
+          "\n"
+          "usage: mtp COMMAND [ARGUMENTS]     mtp COMMAND --help explains each one\n"
+          "       mtp --version               what this program was built with and runs on\n"
+          "\n"
+          "commands:\n",
+          out);
+    for (int i = 0; i < NUM_COMMANDS; i++) fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
+    fputs("\n"
+          "exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 bad data, 130 interrupted\n",
+          out);
+}
+
+static int print_version(void)
+{
+    printf("mtp %s\ncompiler         %s\n", mtp_version(), mtp_compiler());
+    return 0;
+}
+
+static const command *find(const char *name)
+{
+    for (int i = 0; i < NUM_COMMANDS; i++)
+        if (strcmp(commands[i].name, name) == 0) return &commands[i];
+    return NULL;
+}
+
+static int unknown(const char *name)
+{
+    static const char *const options[] = {"--help", "--version"};
+    const char *names[NUM_COMMANDS + 1];
+    for (int i = 0; i < NUM_COMMANDS; i++) names[i] = commands[i].name;
+    const bool option = name[0] == '-';
+    const char *nearest = option ? mtp_suggest(name, options, 2) : mtp_suggest(name, names, (size_t)NUM_COMMANDS);
+    const char *kind = option ? "option" : "command";
+    if (nearest) return program_usage("unknown %s '%s' (did you mean '%s'?)", kind, name, nearest);
+    return program_usage("unknown %s '%s'; mtp --help lists what there is", kind, name);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return 2;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        print_help(stdout);
+        return program_flush(0);
+    }
+    if (strcmp(argv[1], "--version") == 0) return program_flush(print_version());
+    const command *chosen = find(argv[1]);
+    if (!chosen) return unknown(argv[1]);
+    return program_flush(chosen->run(argc - 1, argv + 1));
+}
