@@ -7,8 +7,8 @@
 #include "ops.h"
 
 struct mtp_device {
-    int num_threads;        /* name it in every parallel region: num_threads(device->num_threads) */
-    const mtp__vec *vec;    /* inner loops of the chosen instruction set */
+    int num_threads;     /* name it in every parallel region: num_threads(device->num_threads) */
+    const mtp__vec *vec; /* inner loops of the chosen instruction set */
     mtp_device_info info;
     char blas[160];
     char note[256];
@@ -16,8 +16,8 @@ struct mtp_device {
 
 /* Ops of the table, one file a subject: cpu/<subject>.c. */
 #define MTP__CPU_DECLARE_0(op, args) mtp_status mtp__cpu_##op(mtp_device *device, const args *a);
-#define MTP__CPU_DECLARE_1(op, args)                                                                                   \
-    mtp_status mtp__cpu_##op(mtp_device *device, const args *a);                                                       \
+#define MTP__CPU_DECLARE_1(op, args)                             \
+    mtp_status mtp__cpu_##op(mtp_device *device, const args *a); \
     size_t mtp__cpu_##op##_scratch(const mtp_device *device, const args *a);
 #define MTP__CPU_DECLARE(op, args, scratch) MTP__CPU_DECLARE_##scratch(op, args)
 MTP_OP_LIST(MTP__CPU_DECLARE)
@@ -25,21 +25,33 @@ MTP_OP_LIST(MTP__CPU_DECLARE)
 #undef MTP__CPU_DECLARE_0
 #undef MTP__CPU_DECLARE_1
 
-/* Single-threaded row-major sgemm on tiles: C[m, n] = beta C + op(A) op(B). A thin name for cblas_sgemm, so that only
- * cpu/blas.c sees CBLAS. Callers keep m (rows of C that are rows of the model) to the sizes of mtp__cpu_tile_rows. */
+/* Single-threaded row-major sgemm on tiles: C[m, n] = beta C + op(A) op(B), beta 0 or 1. A thin name for cblas_sgemm,
+ * so that only cpu/blas.c sees CBLAS. Callers keep m (rows of C that are rows of the model) to the sizes of
+ * mtp__cpu_tile_rows. */
 void mtp__cpu_gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
                    const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 
-/* Products over model rows run in tiles of exactly 64, 128, 192 or 256 rows, the last one padded (with copies in scratch),
- * because the bits of a row of sgemm depend on small row counts: padded size of the tile that holds `rows` <= 256 rows. */
+/* Products over model rows run in tiles of exactly 64, 128, 192 or 256 rows, the last one padded (with copies in
+ * scratch), because the bits of a row of sgemm depend on small row counts: padded size of the tile that holds `rows` <=
+ * 256 rows. */
 enum { MTP__TILE_MIN = 64, MTP__TILE_MAX = 256 };
 static inline int64_t mtp__cpu_tile_rows(int64_t rows)
 {
     return (rows + MTP__TILE_MIN - 1) / MTP__TILE_MIN * MTP__TILE_MIN;
 }
 
-/* Measures at device_open whether a row of sgemm has the same bits at every place of every tile size, for the three
- * product forms (NT, NN and the padded tail). Writes one sentence to note. */
-bool mtp__cpu_rows_exact(char *note, size_t size);
+/* BLAS libraries switch to other kernels for small products (OpenBLAS: m n k <= 10^6), and a row must not change
+ * kernels with the number of rows. So a product C[rows, n] of depth k with few elements in its n x k factor always runs
+ * on 256 rows; a larger one is above the switch with 64 rows as well. */
+enum { MTP__SMALL_FACTOR = 1 << 14 };
+static inline int64_t mtp__cpu_tile_rows_of(int64_t rows, int64_t n, int64_t k)
+{
+    return n * k <= MTP__SMALL_FACTOR ? MTP__TILE_MAX : mtp__cpu_tile_rows(rows);
+}
+
+/* Makes the BLAS single-threaded where it has threads of its own, checks its results against a plain loop (wrong ones:
+ * MTP_E_BACKEND), measures whether the bits of a row depend on its place in a tile or on the tile's size, and fills
+ * device->blas, device->note and device->info.rows_exact. A few milliseconds. */
+mtp_status mtp__cpu_blas_open(mtp_device *device);
 
 #endif

@@ -1,0 +1,186 @@
+/* The only file that sees CBLAS: the product of one tile, what library that is, and whether it can be trusted. */
+#include <cblas.h>
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu/cpu.h"
+
+#if defined(__GNUC__)
+/* Only OpenBLAS has these; with another library the addresses are NULL. */
+extern int openblas_get_parallel(void) __attribute__((weak));
+extern void openblas_set_num_threads(int num_threads) __attribute__((weak));
+extern char *openblas_get_corename(void) __attribute__((weak));
+extern char *openblas_get_config(void) __attribute__((weak));
+#define MTP__HAS(function) ((function) != NULL)
+#else
+#define MTP__HAS(function) 0
+#endif
+
+enum { FLAVOUR_PTHREAD = 1, FLAVOUR_OPENMP = 2 }; /* what openblas_get_parallel returns; 0: sequential */
+
+void mtp__cpu_gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
+                   const float *b, int64_t ldb, float beta, float *c, int64_t ldc)
+{
+    /* A BLAS with OpenMP threads runs on one thread inside an active parallel region, but not in a region of one
+     * thread; there the calling thread's own setting keeps it to one. */
+    const bool alone = !omp_in_parallel();
+    const int threads = alone ? omp_get_max_threads() : 1;
+    if (alone && threads > 1) omp_set_num_threads(1);
+    cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans, (int)m, (int)n,
+                (int)k, 1.0f, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
+    if (alone && threads > 1) omp_set_num_threads(threads);
+}
+
+/* ---- the library ------------------------------------------------------------------------------------------------- */
+
+static void describe(mtp_device *device)
+{
+    if (!MTP__HAS(openblas_get_config) || !MTP__HAS(openblas_get_corename) || !MTP__HAS(openblas_get_parallel)) {
+        snprintf(device->blas, sizeof device->blas, "CBLAS of another vendor than OpenBLAS");
+        return;
+    }
+    /* the configuration starts with the name and the version: "OpenBLAS 0.3.21 DYNAMIC_ARCH ..." */
+    const char *config = openblas_get_config();
+    const char *end = strchr(config, ' ');
+    end = end ? strchr(end + 1, ' ') : NULL;
+    const int length = end ? (int)(end - config) : (int)strlen(config);
+    const int parallel = openblas_get_parallel();
+    snprintf(device->blas, sizeof device->blas, "%.*s, kernel %s, %s", length > 80 ? 80 : length, config,
+             openblas_get_corename(),
+             parallel == FLAVOUR_PTHREAD  ? "pthread"
+             : parallel == FLAVOUR_OPENMP ? "OpenMP"
+                                          : "sequential");
+}
+
+static void make_single_threaded(void)
+{
+    /* Never in the OpenMP flavour: there the call sets the process's OpenMP threads, ours as well, to one. */
+    if (MTP__HAS(openblas_get_parallel) && MTP__HAS(openblas_set_num_threads) &&
+        openblas_get_parallel() == FLAVOUR_PTHREAD)
+        openblas_set_num_threads(1);
+}
+
+/* ---- is it right? ------------------------------------------------------------------------------------------------ */
+
+enum { TEST_FLOATS = 256 * 512 };
+typedef struct workspace {
+    float a[TEST_FLOATS], b[TEST_FLOATS], c[TEST_FLOATS];
+} workspace;
+
+static void fill(float *x, int64_t n, uint32_t seed)
+{
+    uint32_t state = seed;
+    for (int64_t i = 0; i < n; i++) {
+        state = state * 1664525u + 1013904223u;
+        x[i] = (float)(int32_t)state * 0x1p-31f;
+    }
+}
+
+typedef struct product {
+    bool trans_a, trans_b;
+    int64_t m, n, k;
+    float beta;
+} product;
+
+static mtp_status check_product(workspace *w, const product *p, const char *blas)
+{
+    const int64_t lda = p->trans_a ? p->m : p->k, ldb = p->trans_b ? p->k : p->n;
+    fill(w->a, p->m * p->k, 1);
+    fill(w->b, p->k * p->n, 2);
+    for (int64_t i = 0; i < p->m * p->n; i++) w->c[i] = p->beta == 0.0f ? NAN : 1.0f;
+    mtp__cpu_gemm(p->trans_a, p->trans_b, p->m, p->n, p->k, w->a, lda, w->b, ldb, p->beta, w->c, p->n);
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t j = 0; j < p->n; j++) {
+            double sum = p->beta, magnitude = p->beta;
+            for (int64_t l = 0; l < p->k; l++) {
+                const double term = (double)w->a[p->trans_a ? l * lda + i : i * lda + l] *
+                                    (double)w->b[p->trans_b ? j * ldb + l : l * ldb + j];
+                sum += term;
+                magnitude += fabs(term);
+            }
+            const double error = fabs((double)w->c[i * p->n + j] - sum);
+            if (!(error <= (double)p->k * 0x1p-23 * magnitude)) /* NaN fails as well */
+                return MTP_FAIL(
+                    MTP_E_BACKEND,
+                    "the BLAS library computes wrong products on this machine: element (%d, %d) of a "
+                    "%dx%dx%d sgemm is %.9g, it should be %.9g (%s); install another BLAS, or with OpenBLAS "
+                    "choose another kernel through OPENBLAS_CORETYPE",
+                    (int)i, (int)j, (int)p->m, (int)p->n, (int)p->k, (double)w->c[i * p->n + j], sum, blas);
+        }
+    return MTP_OK;
+}
+
+static mtp_status check_products(workspace *w, const char *blas)
+{
+    static const product products[] = {
+        {false, true, 64, 48, 130, 0.0f}, {false, true, 37, 19, 33, 1.0f},  {false, false, 64, 40, 100, 0.0f},
+        {false, false, 29, 53, 31, 1.0f}, {true, false, 48, 64, 100, 0.0f}, {true, false, 17, 35, 64, 1.0f},
+        {false, true, 64, 24, 450, 0.0f}, {true, true, 20, 30, 40, 0.0f},
+    };
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++) MTP_TRY(check_product(w, &products[i], blas));
+    return MTP_OK;
+}
+
+/* ---- do the bits of a row depend on where it stands? ------------------------------------------------------------- */
+
+/* All rows of A the same: then all rows of C are the same, in every tile size, exactly when a row's bits depend on
+ * neither place nor size. `live` rows, the others zero, as in a padded tile. `reference` receives the row of the first
+ * call. */
+static bool rows_agree(workspace *w, bool trans_b, int64_t rows, int64_t live, int64_t n, int64_t k, float *reference,
+                       bool first)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        if (r < live)
+            fill(w->a + r * k, k, 3);
+        else
+            memset(w->a + r * k, 0, (size_t)k * sizeof(float));
+    }
+    mtp__cpu_gemm(false, trans_b, rows, n, k, w->a, k, w->b, trans_b ? k : n, 0.0f, w->c, n);
+    if (first) memcpy(reference, w->c, (size_t)n * sizeof(float));
+    for (int64_t r = 0; r < live; r++)
+        if (memcmp(w->c + r * n, reference, (size_t)n * sizeof(float)) != 0) return false;
+    return true;
+}
+
+static bool rows_exact(workspace *w)
+{
+    static const struct {
+        int64_t n, k;
+    } sizes[] = {{256, 256}, {130, 512}, {64, 300}, {32, 48}, {16, 500}};
+    float reference[256];
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int form = 0; form < 2; form++) {
+            const int64_t n = sizes[i].n, k = sizes[i].k;
+            bool first = true;
+            fill(w->b, n * k, 4);
+            for (int64_t rows = mtp__cpu_tile_rows_of(1, n, k); rows <= MTP__TILE_MAX; rows += MTP__TILE_MIN) {
+                if (!rows_agree(w, form == 0, rows, rows, n, k, reference, first)) return false;
+                if (!rows_agree(w, form == 0, rows, rows - MTP__TILE_MIN + 1, n, k, reference, false)) return false;
+                first = false;
+            }
+        }
+    return true;
+}
+
+mtp_status mtp__cpu_blas_open(mtp_device *device)
+{
+    make_single_threaded();
+    describe(device);
+    workspace *w = malloc(sizeof *w);
+    if (!w) return MTP_FAIL(MTP_E_MEMORY, "out of memory opening the cpu backend (%zu bytes)", sizeof *w);
+    const mtp_status status = check_products(w, device->blas);
+    if (status == MTP_OK) {
+        device->info.rows_exact = rows_exact(w);
+        snprintf(
+            device->note, sizeof device->note, "%s",
+            device->info.rows_exact
+                ? "measured: a row of a product has the same bits at every place of tiles of 64 to 256 rows"
+                : "measured: with this BLAS the bits of a row of a product depend on its place in the tile; results "
+                  "are equal to float rounding, but not bit for bit, when rows are packed differently");
+    }
+    free(w);
+    return status;
+}
