@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "commands.h"
+#include "mtp/context.h"
 #include "mtp/suggest.h"
 #include "mtp/version.h"
 #include "program.h"
@@ -18,7 +19,7 @@ static const command commands[] = {
 #define COMMAND_ROW(name, help) {#name, help, command_##name},
     COMMAND_LIST(COMMAND_ROW)
 #undef COMMAND_ROW
-        {NULL, NULL, NULL},
+    {NULL, NULL, NULL},
 };
 enum { NUM_COMMANDS = (int)(sizeof commands / sizeof *commands) - 1 };
 
@@ -39,7 +40,19 @@ static void print_help(FILE *out)
 
 static int print_version(void)
 {
-    printf("mtp %s\ncompiler         %s\n", mtp_version(), mtp_compiler());
+    const mtp_context_options options = {.num_threads = 0};
+    mtp_context *context = NULL;
+    const mtp_status status = mtp_context_create(&options, &context);
+    if (status != MTP_OK) return program_finish(status);
+    const mtp_context_info info = mtp_context_describe(context);
+    printf("mtp %s\n"
+           "compiler         %s\n"
+           "BLAS             %s\n"
+           "instruction set  %s, %d threads\n"
+           "row independence %s\n"
+           "CUDA             not built\n",
+           mtp_version(), mtp_compiler(), info.blas, info.isa, info.num_threads, info.rows_note);
+    mtp_context_free(context);
     return 0;
 }
 
@@ -53,7 +66,7 @@ static const command *find(const char *name)
 static int unknown(const char *name)
 {
     static const char *const options[] = {"--help", "--version"};
-    const char *names[NUM_COMMANDS + 1];
+    const char *names[NUM_COMMANDS + 1] = {NULL};
     for (int i = 0; i < NUM_COMMANDS; i++) names[i] = commands[i].name;
     const bool option = name[0] == '-';
     const char *nearest = option ? mtp_suggest(name, options, 2) : mtp_suggest(name, names, (size_t)NUM_COMMANDS);
