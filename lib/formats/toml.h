@@ -43,7 +43,7 @@ typedef struct mtp__toml_node {
 } mtp__toml_node;
 
 typedef struct mtp__toml {
-    char *origin;          /* the path, or "--set" */
+    const char *origin;    /* the path, or "--set a.b=3" */
     mtp__toml_node *nodes; /* nodes[0] is the root table */
     int32_t num_nodes;
 } mtp__toml;
@@ -66,7 +66,7 @@ const mtp__toml_node *mtp__toml_next(const mtp__toml *toml, const mtp__toml_node
 const char *mtp__toml_path(const mtp__toml *toml, const mtp__toml_node *node, char *text, size_t capacity);
 /* "a table", "an integer", ... for messages. */
 const char *mtp__toml_kind_name(mtp__toml_kind kind);
-/* Raise MTP_E_CONFIG about a node: "run.toml:12: <message>", or "--set: <message>". */
+/* Raise MTP_E_CONFIG about a node: "run.toml:12: <message>", or "--set a.b=3: <message>". */
 mtp_status mtp__toml_fail(const mtp__toml *toml, const mtp__toml_node *node, const char *format, ...) MTP__PRINTF(3, 4);
 
 #ifdef __cplusplus

@@ -1,0 +1,409 @@
+/* The only C++ here: toml++ throws, so every entry point of the facade catches. */
+#include "formats/toml.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <toml++/toml.h>
+
+#include "base/file.h"
+
+namespace
+{
+
+/* What mtp__toml points into. */
+struct tree : mtp__toml {
+    std::vector<mtp__toml_node> list;
+    std::vector<std::unique_ptr<std::string>> strings;
+    bool is_override = false;
+
+    const char *keep(std::string_view text)
+    {
+        strings.push_back(std::make_unique<std::string>(text));
+        return strings.back()->c_str();
+    }
+};
+
+/* ---- nesting -------------------------------------------------------------------------------------------------- */
+
+/* toml++ recurses over tables, and builds one for every part of a dotted key, so the depth is limited before it sees
+ * the text: brackets, and dots in one key. This follows the lexical structure of valid TOML only as far as needed;
+ * where the text is invalid, toml++ stops at the first fault anyway. */
+class depth_scan
+{
+  public:
+    explicit depth_scan(std::string_view source) : text(source)
+    {
+    }
+
+    /* The line where the limit is passed; 0 when it is not. */
+    int32_t first_too_deep()
+    {
+        while (next < text.size()) {
+            const char c = text[next];
+            if (c == '"' || c == '\'')
+                skip_string(c);
+            else if (c == '#')
+                next = std::min(text.find('\n', next), text.size());
+            else if (!take(c))
+                return line;
+        }
+        return 0;
+    }
+
+  private:
+    std::string_view text;
+    size_t next = 0;
+    int32_t line = 1;
+    int depth = 0, dots = 0;
+
+    bool take(char c)
+    {
+        next++;
+        if (c == '.') return ++dots < MTP__TOML_MAX_DEPTH;
+        if (std::strchr("\n,=[]{}", c) != nullptr && c != '\0') dots = 0;
+        if (c == '\n') line++;
+        if (c == ']' || c == '}') depth = std::max(0, depth - 1);
+        return (c != '[' && c != '{') || ++depth <= MTP__TOML_MAX_DEPTH;
+    }
+
+    bool at_triple(char quote) const
+    {
+        return text.size() - next >= 3 && text[next] == quote && text[next + 1] == quote && text[next + 2] == quote;
+    }
+
+    void skip_string(char quote)
+    {
+        const bool triple = at_triple(quote);
+        next += triple ? 3 : 1;
+        while (next < text.size() && (triple || text[next] != '\n')) {
+            if (triple ? at_triple(quote) : text[next] == quote) {
+                next += triple ? 3 : 1;
+                /* a triple-quoted string may end with one or two quotes of its own */
+                for (int i = 0; triple && i < 2 && next < text.size() && text[next] == quote; i++) next++;
+                return;
+            }
+            if (quote == '"' && text[next] == '\\' && next + 1 < text.size()) next++;
+            line += text[next] == '\n';
+            next++;
+        }
+    }
+};
+
+/* ---- toml++ to nodes ------------------------------------------------------------------------------------------ */
+
+mtp_status fail_memory(const char *origin)
+{
+    return MTP_FAIL(MTP_E_MEMORY, "%s: out of memory", origin);
+}
+
+/* "file:line", or what the user typed behind --set. */
+std::string place(const tree &to, int32_t line)
+{
+    return to.is_override ? std::string(to.origin) : std::string(to.origin) + ":" + std::to_string(line);
+}
+
+class converter
+{
+  public:
+    explicit converter(tree &target) : to(target)
+    {
+    }
+
+    mtp_status add(const toml::node &node, int32_t parent, const char *key, int32_t line)
+    {
+        const auto index = static_cast<int32_t>(to.list.size());
+        mtp__toml_node entry = {};
+        entry.line = line;
+        entry.parent = parent;
+        entry.first_child = entry.next_sibling = -1;
+        entry.key = key;
+        MTP_TRY(fill(entry, node));
+        to.list.push_back(entry);
+        if (const toml::table *table = node.as_table()) return add_members(*table, index);
+        if (const toml::array *array = node.as_array()) return add_items(*array, index);
+        return MTP_OK;
+    }
+
+  private:
+    tree &to;
+
+    mtp_status fill(mtp__toml_node &entry, const toml::node &node)
+    {
+        switch (node.type()) {
+        case toml::node_type::table:
+            entry.kind = MTP__TOML_TABLE;
+            return MTP_OK;
+        case toml::node_type::array:
+            entry.kind = MTP__TOML_ARRAY;
+            return MTP_OK;
+        case toml::node_type::string:
+            return fill_string(entry, node.as_string()->get());
+        case toml::node_type::integer:
+            entry.kind = MTP__TOML_INTEGER;
+            entry.integer = node.as_integer()->get();
+            entry.number = static_cast<double>(entry.integer);
+            return MTP_OK;
+        case toml::node_type::floating_point:
+            entry.kind = MTP__TOML_FLOAT;
+            entry.number = node.as_floating_point()->get();
+            return MTP_OK;
+        case toml::node_type::boolean:
+            entry.kind = MTP__TOML_BOOL;
+            entry.boolean = node.as_boolean()->get();
+            return MTP_OK;
+        default:
+            return MTP_FAIL(MTP_E_CONFIG, "%s: dates and times are not used here", place(to, entry.line).c_str());
+        }
+    }
+
+    mtp_status fill_string(mtp__toml_node &entry, const std::string &value)
+    {
+        if (value.find('\0') != std::string::npos)
+            return MTP_FAIL(MTP_E_CONFIG, "%s: a string with a NUL character", place(to, entry.line).c_str());
+        entry.kind = MTP__TOML_STRING;
+        entry.string = to.keep(value);
+        return MTP_OK;
+    }
+
+    /* Puts the node that comes next behind the last child of `parent`. */
+    void link(int32_t parent, int32_t &last)
+    {
+        const auto index = static_cast<int32_t>(to.list.size());
+        if (last < 0)
+            to.list[static_cast<size_t>(parent)].first_child = index;
+        else
+            to.list[static_cast<size_t>(last)].next_sibling = index;
+        to.list[static_cast<size_t>(parent)].num_children++;
+        last = index;
+    }
+
+    mtp_status add_members(const toml::table &table, int32_t parent)
+    {
+        std::vector<std::pair<const toml::key *, const toml::node *>> members;
+        for (auto &&[key, value] : table) members.emplace_back(&key, &value);
+        std::stable_sort(members.begin(), members.end(), [](const auto &a, const auto &b) {
+            const toml::source_position x = a.first->source().begin, y = b.first->source().begin;
+            return x.line != y.line ? x.line < y.line : x.column < y.column;
+        });
+        int32_t last = -1;
+        for (const auto &[key, value] : members) {
+            if (key->str().find('\0') != std::string_view::npos)
+                return MTP_FAIL(MTP_E_CONFIG, "%s: a key with a NUL character",
+                                place(to, static_cast<int32_t>(key->source().begin.line)).c_str());
+            link(parent, last);
+            MTP_TRY(add(*value, parent, to.keep(key->str()), static_cast<int32_t>(key->source().begin.line)));
+        }
+        return MTP_OK;
+    }
+
+    mtp_status add_items(const toml::array &array, int32_t parent)
+    {
+        int32_t last = -1;
+        for (const toml::node &item : array) {
+            link(parent, last);
+            MTP_TRY(add(item, parent, nullptr, static_cast<int32_t>(item.source().begin.line)));
+        }
+        return MTP_OK;
+    }
+};
+
+mtp_status fill_tree(tree &to, std::string_view text)
+{
+    if (text.size() > MTP__TOML_MAX_BYTES)
+        return MTP_FAIL(MTP_E_CONFIG, "%s: has %zu bytes; at most %d are read", to.origin, text.size(),
+                        MTP__TOML_MAX_BYTES);
+    if (const int32_t line = depth_scan(text).first_too_deep())
+        return MTP_FAIL(MTP_E_CONFIG, "%s: nested deeper than %d levels", place(to, line).c_str(), MTP__TOML_MAX_DEPTH);
+    try {
+        const toml::table root = toml::parse(text);
+        MTP_TRY(converter(to).add(root, -1, nullptr, 1));
+    } catch (const toml::parse_error &error) {
+        const toml::source_position at = error.source().begin;
+        const std::string column = to.is_override ? "" : ":" + std::to_string(at.column);
+        return MTP_FAIL(MTP_E_CONFIG, "%s%s: not valid TOML: %.*s", place(to, static_cast<int32_t>(at.line)).c_str(),
+                        column.c_str(), static_cast<int>(error.description().size()), error.description().data());
+    }
+    to.nodes = to.list.data();
+    to.num_nodes = static_cast<int32_t>(to.list.size());
+    return MTP_OK;
+}
+
+mtp_status parse_text(std::string_view text, const char *origin, bool is_override, mtp__toml **toml)
+{
+    *toml = nullptr;
+    try {
+        auto built = std::make_unique<tree>();
+        built->is_override = is_override;
+        built->origin = built->keep(origin);
+        MTP_TRY(fill_tree(*built, text));
+        *toml = built.release();
+        return MTP_OK;
+    } catch (const std::bad_alloc &) {
+        return fail_memory(origin);
+    } catch (const std::exception &error) {
+        return MTP_FAIL(MTP_E_BACKEND, "%s: toml++ failed: %s", origin, error.what());
+    }
+}
+
+/* ---- --set ---------------------------------------------------------------------------------------------------- */
+
+/* A basic string of TOML with this content. */
+std::string quoted(std::string_view text)
+{
+    std::string result = "\"";
+    for (const char c : text) {
+        if (c == '"' || c == '\\') result += '\\';
+        result += c;
+    }
+    return result + '"';
+}
+
+std::string_view trimmed(std::string_view text)
+{
+    const size_t first = text.find_first_not_of(" \t");
+    if (first == std::string_view::npos) return {};
+    return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+/* The '=' behind the key: the first that is not inside quotes. */
+size_t find_equals(std::string_view text)
+{
+    char quote = 0;
+    for (size_t i = 0; i < text.size(); i++) {
+        if (quote == 0 && text[i] == '=') return i;
+        if (quote == 0 && (text[i] == '"' || text[i] == '\''))
+            quote = text[i];
+        else if (text[i] == quote)
+            quote = 0;
+    }
+    return std::string_view::npos;
+}
+
+mtp_status parse_override(std::string_view text, mtp__toml **toml)
+{
+    const std::string origin = "--set " + std::string(text);
+    const size_t equals = find_equals(text);
+    if (equals == std::string_view::npos || text.find_first_of("\r\n") != std::string_view::npos)
+        return MTP_FAIL(MTP_E_CONFIG, "%s: expected key=value on one line", origin.c_str());
+    const std::string key(text.substr(0, equals));
+    const std::string_view value = trimmed(text.substr(equals + 1));
+    if (value.empty())
+        return MTP_FAIL(MTP_E_CONFIG, "%s: no value; an empty string is written %s=''", origin.c_str(), key.c_str());
+    const bool structured = std::strchr("\"'[{", value.front()) != nullptr;
+    /* a '#' in a bare word belongs to the word: there are no comments on a command line */
+    if (structured || value.find('#') == std::string_view::npos) {
+        const mtp_status status = parse_text(key + " = " + std::string(value), origin.c_str(), true, toml);
+        if (status == MTP_OK || structured) return status;
+    }
+    return parse_text(key + " = " + quoted(value), origin.c_str(), true, toml);
+}
+
+} // namespace
+
+/* ---- the facade ----------------------------------------------------------------------------------------------- */
+
+mtp_status mtp__toml_parse(const char *text, size_t size, const char *origin, mtp__toml **toml)
+{
+    return parse_text(std::string_view(text, size), origin, false, toml);
+}
+
+mtp_status mtp__toml_read(const char *path, mtp__toml **toml)
+{
+    char *text = nullptr;
+    size_t size = 0;
+    *toml = nullptr;
+    mtp_status status = mtp__file_read(path, MTP__TOML_MAX_BYTES, &text, &size);
+    if (status == MTP_E_MEMORY) return status;
+    if (status != MTP_OK) return MTP_FAIL(MTP_E_CONFIG, "configuration %s", mtp_last_error()->message);
+    status = mtp__toml_parse(text, size, path, toml);
+    std::free(text);
+    return status;
+}
+
+mtp_status mtp__toml_override(const char *text, mtp__toml **toml)
+{
+    *toml = nullptr;
+    try {
+        return parse_override(text, toml);
+    } catch (const std::bad_alloc &) {
+        return fail_memory("--set");
+    }
+}
+
+void mtp__toml_free(mtp__toml *toml)
+{
+    delete static_cast<tree *>(toml);
+}
+
+const mtp__toml_node *mtp__toml_first(const mtp__toml *toml, const mtp__toml_node *parent)
+{
+    return parent->first_child < 0 ? nullptr : &toml->nodes[parent->first_child];
+}
+
+const mtp__toml_node *mtp__toml_next(const mtp__toml *toml, const mtp__toml_node *node)
+{
+    return node->next_sibling < 0 ? nullptr : &toml->nodes[node->next_sibling];
+}
+
+const mtp__toml_node *mtp__toml_find(const mtp__toml *toml, const mtp__toml_node *parent, const char *key)
+{
+    const mtp__toml_node *node = mtp__toml_first(toml, parent);
+    while (node && (!node->key || std::strcmp(node->key, key) != 0)) node = mtp__toml_next(toml, node);
+    return node;
+}
+
+const char *mtp__toml_path(const mtp__toml *toml, const mtp__toml_node *node, char *text, size_t capacity)
+{
+    if (capacity > 0) text[0] = '\0';
+    if (capacity == 0 || node->parent < 0) return text;
+    const mtp__toml_node *parent = &toml->nodes[node->parent];
+    mtp__toml_path(toml, parent, text, capacity);
+    const size_t used = std::strlen(text);
+    if (node->key) {
+        std::snprintf(text + used, capacity - used, "%s%s", used ? "." : "", node->key);
+        return text;
+    }
+    int32_t index = 0;
+    for (const mtp__toml_node *item = mtp__toml_first(toml, parent); item != node; item = mtp__toml_next(toml, item))
+        index++;
+    std::snprintf(text + used, capacity - used, "[%d]", static_cast<int>(index));
+    return text;
+}
+
+const char *mtp__toml_kind_name(mtp__toml_kind kind)
+{
+    switch (kind) {
+    case MTP__TOML_TABLE:
+        return "a table";
+    case MTP__TOML_ARRAY:
+        return "an array";
+    case MTP__TOML_STRING:
+        return "a string";
+    case MTP__TOML_INTEGER:
+        return "an integer";
+    case MTP__TOML_FLOAT:
+        return "a float";
+    case MTP__TOML_BOOL:
+        return "true or false";
+    }
+    return "?";
+}
+
+mtp_status mtp__toml_fail(const mtp__toml *toml, const mtp__toml_node *node, const char *format, ...)
+{
+    char message[2048];
+    va_list args;
+    va_start(args, format);
+    std::vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    if (static_cast<const tree *>(toml)->is_override) return MTP_FAIL(MTP_E_CONFIG, "%s: %s", toml->origin, message);
+    return MTP_FAIL(MTP_E_CONFIG, "%s:%d: %s", toml->origin, static_cast<int>(node->line), message);
+}
