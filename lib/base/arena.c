@@ -44,10 +44,16 @@ mtp_status mtp__arena_create(mtp__arena *arena, size_t capacity)
     return MTP_OK;
 }
 
+void mtp__arena_wrap(mtp__arena *arena, void *memory, size_t capacity)
+{
+    *arena = (mtp__arena){.base = memory, .capacity = capacity, .borrowed = true};
+    ASAN_POISON_MEMORY_REGION(memory, capacity);
+}
+
 void mtp__arena_destroy(mtp__arena *arena)
 {
     if (arena->base) ASAN_UNPOISON_MEMORY_REGION(arena->base, arena->capacity);
-    free(arena->base);
+    if (!arena->borrowed) free(arena->base);
     *arena = (mtp__arena){0};
 }
 

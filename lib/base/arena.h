@@ -31,6 +31,7 @@ typedef struct mtp__arena {
     size_t used;
     size_t high_water;
     bool measuring;
+    bool borrowed;      /* base belongs to somebody else: wrap */
     mtp_status failure; /* sticky: MTP_E_MEMORY after a take that did not fit, so callers check once at the end */
     int32_t num_labels;
     mtp__arena_label labels[MTP__ARENA_LABELS];
@@ -40,7 +41,9 @@ typedef struct mtp__arena {
 void mtp__arena_measure(mtp__arena *arena);
 /* A real arena of `capacity` bytes of fresh zeroed host memory. */
 mtp_status mtp__arena_create(mtp__arena *arena, size_t capacity);
-/* Free everything. Accepts a zeroed struct and a measuring arena. */
+/* A real arena over memory of somebody else, such as a block of device memory, which must outlive it. */
+void mtp__arena_wrap(mtp__arena *arena, void *memory, size_t capacity);
+/* Free everything (of a wrapped one: nothing). Accepts a zeroed struct and a measuring arena. */
 void mtp__arena_destroy(mtp__arena *arena);
 
 /* `bytes` (0 allowed) under `label`. NULL while measuring, and when full (then `failure` is set). Not zeroed when the

@@ -1,0 +1,250 @@
+#include "model/step.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "model/workspace.h"
+
+enum { DEFAULT_ROWS_PER_CHUNK = 512, MAX_STEPS = 64 };
+
+void mtp__step_weights(const mtp_step_config *config, double *weights)
+{
+    double sum = 0;
+    for (int32_t k = 0; k < config->num_speculative_steps; k++) sum += weights[k] = pow(config->step_weight_beta, k);
+    for (int32_t k = 0; k < config->num_speculative_steps; k++) weights[k] /= sum;
+}
+
+double mtp__step_total(const mtp_step_config *config, const mtp__step_sums *sums, const int64_t *counts)
+{
+    double weights[MAX_STEPS], total = 0;
+    mtp__step_weights(config, weights);
+    for (int32_t k = 0; k < config->num_speculative_steps; k++)
+        if (counts[k] > 0)
+            total += weights[k] * (sums[k].loss + config->centroid_weight * sums[k].centroid_loss) / (double)counts[k];
+    return total;
+}
+
+static mtp_status check_config(const mtp_step_config *config, const mtp_drafter_config *drafter)
+{
+    if (config->num_speculative_steps < 1 || config->num_speculative_steps > MAX_STEPS)
+        return MTP_FAIL(MTP_E_CONFIG, "num_speculative_steps is %d; it must be 1 to %d", config->num_speculative_steps,
+                        MAX_STEPS);
+    if (config->position_offset != 0 && config->position_offset != 1)
+        return MTP_FAIL(MTP_E_CONFIG,
+                        "position_offset is %d; it must be 0 (vLLM, sglang) or 1 (transformers, llama.cpp)",
+                        config->position_offset);
+    if (!(config->step_weight_beta > 0) || !isfinite(config->step_weight_beta))
+        return MTP_FAIL(MTP_E_CONFIG, "step_weight_beta is %g; it must be greater than 0", config->step_weight_beta);
+    if (!(config->centroid_weight >= 0) || !isfinite(config->centroid_weight))
+        return MTP_FAIL(MTP_E_CONFIG, "centroid_weight is %g; it must be 0 or more", config->centroid_weight);
+    if (config->rows_per_chunk < 0)
+        return MTP_FAIL(MTP_E_CONFIG, "rows_per_chunk is %lld; it must be 1 or more",
+                        (long long)config->rows_per_chunk);
+    if (!drafter->ordered && config->head_mode != MTP_HEAD_FLAT)
+        return MTP_FAIL(MTP_E_CONFIG,
+                        "head = \"%s\" needs a drafter with centroids (use_ordered_embeddings); this one has a dense "
+                        "head: use head = \"flat\"",
+                        config->head_mode == MTP_HEAD_MASKED ? "masked" : "hierarchical");
+    return MTP_OK;
+}
+
+/* The parts that need no drafter: settings and host arrays of the layout. */
+static mtp_status prepare(mtp__step *step, const mtp_drafter_config *drafter, const mtp_step_config *config,
+                          mtp__step_mode mode)
+{
+    MTP_TRY(check_config(config, drafter));
+    step->config = *config;
+    step->mode = mode;
+    step->Rc = config->rows_per_chunk ? config->rows_per_chunk : DEFAULT_ROWS_PER_CHUNK;
+    const size_t K = (size_t)config->num_speculative_steps, Mc = K * (size_t)step->Rc;
+    step->drafts = calloc(K, sizeof *step->drafts);
+    step->host_ids = calloc(3 * Mc, sizeof *step->host_ids);
+    step->host_floats = calloc(2 * Mc, sizeof *step->host_floats);
+    step->host_bytes = calloc(Mc, 1);
+    bool complete = step->drafts && step->host_ids && step->host_floats && step->host_bytes;
+    for (size_t k = 0; complete && k < K; k++) {
+        step->drafts[k].layers = calloc((size_t)drafter->num_layers, sizeof *step->drafts[k].layers);
+        complete = step->drafts[k].layers != NULL;
+    }
+    return complete ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "out of memory for a training step");
+}
+
+static void release(mtp__step *step)
+{
+    for (int32_t k = 0; step->drafts && k < step->config.num_speculative_steps; k++) free(step->drafts[k].layers);
+    free(step->drafts);
+    free(step->host_ids);
+    free(step->host_floats);
+    free(step->host_bytes);
+    free(step->centroid_of);
+    mtp__arena_destroy(&step->arena);
+    if (step->memory) step->context->ops->memory_free(step->context->device, step->memory);
+}
+
+mtp_status mtp__step_plan(const mtp_drafter_config *drafter, const mtp_context *context, const mtp_step_config *config,
+                          mtp__step_mode mode, mtp__arena *measured)
+{
+    MTP_REQUIRE(drafter && context && config && measured);
+    mtp__step step = {.context = (mtp_context *)(uintptr_t)context}; /* only asked for scratch sizes */
+    mtp__arena_measure(measured);
+    mtp_status status = prepare(&step, drafter, config, mode);
+    if (status == MTP_OK) status = mtp__step_layout(&step, drafter, measured);
+    release(&step);
+    return status;
+}
+
+static mtp_status map_centroids(mtp__step *step)
+{
+    const mtp_drafter *drafter = step->drafter;
+    const int64_t V = drafter->config.vocab_size;
+    if (!drafter->config.ordered) return MTP_OK;
+    step->centroid_of = malloc((size_t)V * sizeof *step->centroid_of);
+    if (!step->centroid_of) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a map of %lld tokens", (long long)V);
+    for (int64_t slot = 0; slot < V; slot++)
+        step->centroid_of[drafter->token_ordering[slot]] = (int32_t)(slot / (V / drafter->config.num_centroids));
+    return MTP_OK;
+}
+
+static mtp_status build(mtp__step *step, const mtp_drafter *drafter)
+{
+    mtp__arena measured;
+    mtp__arena_measure(&measured);
+    MTP_TRY(map_centroids(step));
+    MTP_TRY(mtp__step_layout(step, &drafter->config, &measured));
+    MTP_TRY(step->context->ops->memory_alloc(step->context->device, measured.high_water, &step->memory));
+    mtp__arena_wrap(&step->arena, step->memory, measured.high_water);
+    return mtp__step_layout(step, &drafter->config, &step->arena);
+}
+
+mtp_status mtp__step_create(mtp_drafter *drafter, const mtp_verifier *verifier, const mtp_step_config *config,
+                            mtp__step_mode mode, mtp__step **step)
+{
+    MTP_REQUIRE(drafter && verifier && config && step);
+    *step = NULL;
+    MTP_TRY(mtp_verifier_check_drafter(verifier, &drafter->config));
+    if (mode == MTP__STEP_TRAIN && !drafter->grads && mtp_drafter_num_trained(drafter) > 0)
+        return MTP_FAIL(MTP_E_ARGUMENT, "a training step needs the drafter's gradients (mtp__drafter_alloc_grads)");
+    mtp__step *created = calloc(1, sizeof *created);
+    if (!created) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a training step");
+    created->context = drafter->context;
+    created->drafter = drafter;
+    created->table = mtp_verifier_embedding(verifier);
+    mtp_status status = prepare(created, &drafter->config, config, mode);
+    if (status == MTP_OK) status = build(created, drafter);
+    if (status != MTP_OK) {
+        mtp__step_free(created);
+        return status;
+    }
+    *step = created;
+    return MTP_OK;
+}
+
+void mtp__step_free(mtp__step *step)
+{
+    if (!step) return;
+    release(step);
+    free(step);
+}
+
+/* ---- running -------------------------------------------------------------------------------------------------- */
+
+/* Copy a device matrix [num_rows, width] to rows of a host array [K, R, width], and zero the steps that do not exist.
+ */
+static mtp_status deliver_matrix(mtp__step *step, int32_t k, mtp_view matrix, float *to)
+{
+    const int64_t R = step->rows->num_rows, width = matrix.shape[1], at = k * R + step->first_row;
+    MTP_TRY(step->context->ops->download(step->context->device, to + at * width, matrix.data,
+                                         (size_t)(step->num_rows * width) * sizeof(float)));
+    for (int64_t r = 0; r < step->num_rows; r++)
+        if (!step->rows->valid[at + r]) memset(to + (at + r) * width, 0, (size_t)width * sizeof(float));
+    return MTP_OK;
+}
+
+/* The tokens of step k: the data's, or what the drafter said at step k - 1 (then they are in host_ids already). */
+static mtp_status feed(mtp__step *step, int32_t k, bool drafted, mtp__step_outputs *outputs)
+{
+    const mtp__rows *rows = step->rows;
+    const int64_t at = k * rows->num_rows + step->first_row;
+    if (!drafted) memcpy(step->host_ids, rows->input_token + at, (size_t)step->num_rows * sizeof(int32_t));
+    if (outputs && outputs->input_token)
+        for (int64_t r = 0; r < step->num_rows; r++)
+            outputs->input_token[at + r] = rows->valid[at + r] ? step->host_ids[r] : 0;
+    return step->context->ops->upload(step->context->device, step->tokens.data, step->host_ids,
+                                      (size_t)step->num_rows * sizeof(int32_t));
+}
+
+static void clear_logits(const mtp__step *step, int32_t k, mtp__step_outputs *outputs)
+{
+    const mtp_drafter_config *config = &step->drafter->config;
+    const int64_t top_k = config->centroid_top_k;
+    const int64_t width = config->ordered ? top_k * (config->vocab_size / config->num_centroids) : config->vocab_size;
+    for (int64_t r = 0; r < step->num_rows; r++) {
+        const int64_t at = k * step->rows->num_rows + step->first_row + r;
+        if (step->rows->valid[at]) continue;
+        memset(outputs->logits + at * width, 0, (size_t)width * sizeof(float));
+        if (outputs->selected) memset(outputs->selected + at * top_k, 0, (size_t)top_k * sizeof(int32_t));
+    }
+}
+
+static mtp_status deliver_step(mtp__step *step, int32_t k, bool have_argmax, mtp__step_outputs *outputs)
+{
+    const int64_t at = k * step->rows->num_rows + step->first_row;
+    if (have_argmax && outputs->argmax)
+        for (int64_t r = 0; r < step->num_rows; r++)
+            outputs->argmax[at + r] = step->rows->valid[at + r] ? step->host_ids[r] : 0;
+    if (outputs->hidden)
+        MTP_TRY(deliver_matrix(step, k, mtp__first_rows(step->drafts[k].n, step->num_rows), outputs->hidden));
+    if (outputs->state) {
+        MTP_TRY(mtp__step_project_state(step, k, step->dstate));
+        MTP_TRY(deliver_matrix(step, k, step->dstate, outputs->state));
+    }
+    return MTP_OK;
+}
+
+static mtp_status run_chunk(mtp__step *step, const int64_t *counts, mtp__step_sums *sums, mtp__step_outputs *outputs)
+{
+    const int32_t K = step->config.num_speculative_steps;
+    const bool self = step->config.feeding == MTP_FEED_SELF;
+    MTP_TRY(mtp__step_begin_chunk(step));
+    for (int32_t k = 0; k < K; k++) {
+        MTP_TRY(feed(step, k, self && k > 0, outputs));
+        if (k > 0) MTP_TRY(mtp__step_project_state(step, k - 1, step->drafts[k].state));
+        MTP_TRY(mtp__step_forward(step, k));
+        if (outputs && outputs->logits) {
+            MTP_TRY(mtp__step_logits(step, k, outputs));
+            clear_logits(step, k, outputs);
+        }
+        const bool need_argmax = (self && k + 1 < K) || (outputs && outputs->argmax);
+        if (need_argmax) MTP_TRY(mtp__step_argmax(step, k, step->host_ids));
+        if (outputs) MTP_TRY(deliver_step(step, k, need_argmax, outputs));
+    }
+    MTP_TRY(mtp__step_losses(step, counts, sums, outputs));
+    if (step->mode == MTP__STEP_TRAIN && step->num_supervised > 0) MTP_TRY(mtp__step_backward(step));
+    return MTP_OK;
+}
+
+mtp_status mtp__step_run(mtp__step *step, const mtp_batch *batch, const mtp__rows *rows, const int64_t *counts,
+                         mtp__step_sums *sums, mtp__step_outputs *outputs)
+{
+    MTP_REQUIRE(step && batch && rows && counts && sums);
+    const int32_t K = step->config.num_speculative_steps;
+    if (rows->K != K) return MTP_FAIL(MTP_E_ARGUMENT, "rows have %d draft steps, the step has %d", rows->K, K);
+    if (rows->num_rows < 1) return MTP_FAIL(MTP_E_ARGUMENT, "a step needs at least one row");
+    memset(sums, 0, (size_t)K * sizeof *sums);
+    if (outputs) {
+        const size_t places = (size_t)K * (size_t)rows->num_rows;
+        if (outputs->loss) memset(outputs->loss, 0, places * sizeof(float));
+        if (outputs->centroid_loss) memset(outputs->centroid_loss, 0, places * sizeof(float));
+        if (outputs->miss) memset(outputs->miss, 0, places);
+    }
+    step->batch = batch;
+    step->rows = rows;
+    for (int64_t first = 0; first < rows->num_rows; first += step->Rc) {
+        step->first_row = first;
+        step->num_rows = rows->num_rows - first < step->Rc ? rows->num_rows - first : step->Rc;
+        MTP_TRY(run_chunk(step, counts, sums, outputs));
+    }
+    return MTP_OK;
+}
