@@ -1,0 +1,10 @@
+/* Internal: the part of a verifier's config.json that training needs. */
+#ifndef MTP_DATA_VERIFIER_CONFIG_H
+#define MTP_DATA_VERIFIER_CONFIG_H
+
+#include "mtp/verifier.h"
+
+/* Parse and check config.json of `directory`. */
+mtp_status mtp__verifier_config_read(const char *directory, mtp_verifier_config *config);
+
+#endif
