@@ -73,6 +73,17 @@ void mtp__real_from_f32(void *dst, mtp_dtype dst_dtype, const float *src, int64_
     }
 }
 
+void mtp__real_from_f8_e4m3(float *dst, const void *src, int64_t n)
+{
+    const uint8_t *bytes = src;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t sign = (uint32_t)(bytes[i] & 0x80) << 24, exponent = bytes[i] >> 3 & 15, mantissa = bytes[i] & 7;
+        const uint32_t small = bits_of((float)mantissa * 0x1p-9f);
+        const uint32_t normal = (exponent + 120) << 23 | mantissa << 20;
+        dst[i] = from_bits(sign | (exponent == 0 ? small : (bytes[i] & 0x7f) == 0x7f ? 0x7fc00000 : normal));
+    }
+}
+
 int64_t mtp__real_find_nonfinite(const float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)

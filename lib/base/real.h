@@ -18,6 +18,9 @@ void mtp__real_to_f32(float *dst, const void *src, mtp_dtype src_dtype, int64_t 
 /* n elements, rounded to nearest, ties to even; beyond the largest finite value to infinity; NaN stays NaN. `dst` need
  * not be aligned. */
 void mtp__real_from_f32(void *dst, mtp_dtype dst_dtype, const float *src, int64_t n);
+/* n elements of float8_e4m3fn (4 exponent bits with bias 7, 3 fraction bits, no infinity, 0x7f and 0xff are NaN).
+ * Exact. */
+void mtp__real_from_f8_e4m3(float *dst, const void *src, int64_t n);
 /* Index of the first NaN or infinity; -1 when there is none. */
 int64_t mtp__real_find_nonfinite(const float *x, int64_t n);
 

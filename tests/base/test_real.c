@@ -101,6 +101,25 @@ static void test_unaligned_and_nonfinite(void **state)
     assert_int_equal(mtp__real_find_nonfinite(bad + 3, 1), 0);
 }
 
+static void test_f8_e4m3(void **state)
+{
+    (void)state;
+    uint8_t bytes[256];
+    float values[256];
+    for (int i = 0; i < 256; i++) bytes[i] = (uint8_t)i;
+    mtp__real_from_f8_e4m3(values, bytes, 256);
+    for (int i = 0; i < 256; i++) {
+        const int exponent = i >> 3 & 15, mantissa = i & 7;
+        const double magnitude = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+        if ((i & 0x7f) == 0x7f)
+            assert_true(isnan(values[i]));
+        else
+            assert_true((double)values[i] == (i & 0x80 ? -magnitude : magnitude));
+        assert_int_equal(!signbit(values[i]), !(i & 0x80));
+    }
+    assert_true(values[0x7e] == 448.0f); /* the largest, as the definition of the format gives it */
+}
+
 static void test_text_grows(void **state)
 {
     (void)state;
@@ -118,7 +137,7 @@ static void test_text_grows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bf16), cmocka_unit_test(test_f16),
-                                       cmocka_unit_test(test_unaligned_and_nonfinite),
+                                       cmocka_unit_test(test_f8_e4m3), cmocka_unit_test(test_unaligned_and_nonfinite),
                                        cmocka_unit_test(test_text_grows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
