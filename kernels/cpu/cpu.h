@@ -43,7 +43,7 @@ static inline int64_t mtp__cpu_tile_rows(int64_t rows)
 /* BLAS libraries switch to other kernels for small products (OpenBLAS: m n k <= 10^6), and a row must not change
  * kernels with the number of rows. So a product C[rows, n] of depth k with few elements in its n x k factor always runs
  * on 256 rows; a larger one is above the switch with 64 rows as well. */
-enum { MTP__SMALL_FACTOR = 1 << 14 };
+enum { MTP__SMALL_FACTOR = 1 << 14, MTP__GEMM_ROWS_MOST = 768 /* of a tile, anywhere */ };
 static inline int64_t mtp__cpu_tile_rows_of(int64_t rows, int64_t n, int64_t k)
 {
     return n * k <= MTP__SMALL_FACTOR ? MTP__TILE_MAX : mtp__cpu_tile_rows(rows);
