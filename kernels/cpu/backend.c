@@ -112,12 +112,6 @@ static mtp_status cpu_download(mtp_device *device, void *host, const void *memor
     return copy(host, memory, bytes);
 }
 
-/* Ops whose files are still to come: weak, so that the table links without them. */
-#define WEAK_0(op) __attribute__((weak)) __typeof__(mtp__cpu_##op) mtp__cpu_##op;
-#define WEAK_1(op) WEAK_0(op) __attribute__((weak)) __typeof__(mtp__cpu_##op##_scratch) mtp__cpu_##op##_scratch;
-#define WEAK(op, args, scratch) WEAK_##scratch(op)
-MTP_OP_LIST(WEAK)
-
 const mtp_backend *mtp__backend_cpu(void)
 {
 #define ROW_0(op) .op = mtp__cpu_##op,

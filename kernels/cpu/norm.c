@@ -1,0 +1,274 @@
+/* RMSNorm, and the post-norm with its residual (formulas: ops.h). Rows are independent; weight gradients are summed
+ * over fixed chunks of 64 rows, and the chunks in order, so threads do not matter. */
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "cpu/check.h"
+#include "cpu/cpu.h"
+
+enum {
+    CHUNK_ROWS = 64,
+    PIECE = 1024, /* floats of a weight converted at a time */
+};
+
+static float reciprocal_rms(const mtp__vec *vec, const float *x, int64_t width, float eps)
+{
+    return (float)(1.0 / sqrt(vec->sumsq(x, width) / (double)width + (double)eps));
+}
+
+/* Elements [first, first + count) of a weight as fp32: its own memory, or converted in `piece`. */
+static const float *weight_piece(const mtp__vec *vec, const mtp_view *w, int64_t first, int64_t count, float *piece)
+{
+    if (w->dtype == MTP_F32) return (const float *)w->data + first;
+    vec->to_f32(piece, (const uint16_t *)w->data + first, w->dtype, count);
+    return piece;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+static void norm_row(const mtp__vec *vec, const mtp_rmsnorm_args *a, int64_t r)
+{
+    const int64_t width = a->x.shape[1];
+    float *y = mtp__row(&a->y, r);
+    const float *x = y; /* another dtype is converted in place of the result */
+    if (a->x.dtype == MTP_F32)
+        x = mtp__row(&a->x, r);
+    else
+        vec->to_f32(y, mtp__row_any(&a->x, r), a->x.dtype, width);
+    const float rstd = reciprocal_rms(vec, x, width, a->eps);
+    if (a->rstd.data) ((float *)a->rstd.data)[r] = rstd;
+    if (!a->w.data) {
+        vec->scale(y, rstd, x, width);
+        return;
+    }
+    float piece[PIECE];
+    for (int64_t i = 0; i < width; i += PIECE) {
+        const int64_t count = width - i < PIECE ? width - i : PIECE;
+        vec->mul(y + i, x + i, weight_piece(vec, &a->w, i, count, piece), rstd, count);
+    }
+}
+
+mtp_status mtp__cpu_rmsnorm_fwd(mtp_device *device, const mtp_rmsnorm_args *a)
+{
+    const char *op = "rmsnorm_fwd";
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
+    MTP__CHECK(op, x, MTP__REAL, -1, -1);
+    MTP__CHECK_OPTIONAL(op, w, MTP__REAL, width);
+    MTP__CHECK(op, y, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, rstd, MTP_F32, rows);
+#pragma omp parallel for num_threads(device->num_threads) schedule(static)
+    for (int64_t r = 0; r < rows; r++) norm_row(device->vec, a, r);
+    return MTP_OK;
+}
+
+static void residual_norm_row(const mtp__vec *vec, const mtp_residual_norm_args *a, float scalar, int64_t r)
+{
+    const int64_t width = a->x.shape[1];
+    const float *x = mtp__row(&a->x, r), *residual = mtp__row(&a->residual, r);
+    float *y = mtp__row(&a->y, r);
+    const float rstd = reciprocal_rms(vec, x, width, a->eps);
+    ((float *)a->rstd.data)[r] = rstd;
+    float piece[PIECE];
+    for (int64_t i = 0; i < width; i += PIECE) {
+        const int64_t count = width - i < PIECE ? width - i : PIECE;
+        vec->add_mul(y + i, residual + i, x + i, weight_piece(vec, &a->w, i, count, piece), rstd, scalar, count);
+    }
+}
+
+mtp_status mtp__cpu_residual_norm_fwd(mtp_device *device, const mtp_residual_norm_args *a)
+{
+    const char *op = "residual_norm_fwd";
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
+    MTP__CHECK(op, x, MTP_F32, -1, -1);
+    MTP__CHECK(op, residual, MTP_F32, rows, width);
+    MTP__CHECK(op, w, MTP__REAL, width);
+    MTP__CHECK_OPTIONAL(op, scalar, MTP_F32, 1);
+    MTP__CHECK(op, y, MTP_F32, rows, width);
+    MTP__CHECK(op, rstd, MTP_F32, rows);
+    const float scalar = a->scalar.data ? *(const float *)a->scalar.data : 1.0f;
+#pragma omp parallel for num_threads(device->num_threads) schedule(static)
+    for (int64_t r = 0; r < rows; r++) residual_norm_row(device->vec, a, scalar, r);
+    return MTP_OK;
+}
+
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
+
+/* What the backward of both ops needs in scratch: the weight as fp32 (ones when there is none), a sum of the weight
+ * gradient and of the scalar's for each chunk of rows, and two rows for each thread. */
+typedef struct backward_scratch {
+    float *w, *dw, *rows;
+    double *dscalar;
+    int64_t num_chunks, row_size;
+    size_t total;
+} backward_scratch;
+
+static backward_scratch lay_out(const mtp_device *device, int64_t rows, int64_t width, void *base)
+{
+    mtp__carver carver = {.base = base};
+    backward_scratch s = {.num_chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS, .row_size = (width + 15) / 16 * 16};
+    s.w = mtp__carve(&carver, width, sizeof(float));
+    s.dw = mtp__carve(&carver, s.num_chunks * s.row_size, sizeof(float));
+    s.dscalar = mtp__carve(&carver, s.num_chunks, sizeof(double));
+    s.rows = mtp__carve(&carver, 2 * device->num_threads * s.row_size, sizeof(float));
+    s.total = carver.used;
+    return s;
+}
+
+static void load_weight(const mtp__vec *vec, const mtp_view *w, int64_t width, float *to)
+{
+    if (w->data)
+        vec->to_f32(to, w->data, w->dtype, width);
+    else
+        for (int64_t i = 0; i < width; i++) to[i] = 1.0f;
+}
+
+/* dw (+)= the sum of the chunks, in order */
+static void add_chunks(const mtp_device *device, const backward_scratch *s, const mtp_view *dw, mtp_write write)
+{
+    enum { columns = 64 };
+    const int64_t width = dw->shape[0];
+    const mtp__vec *vec = device->vec;
+#pragma omp parallel for num_threads(device->num_threads) schedule(static)
+    for (int64_t i = 0; i < width; i += columns) {
+        const int64_t count = width - i < columns ? width - i : columns;
+        float *sum = s->dw + i, *to = (float *)dw->data + i;
+        for (int64_t c = 1; c < s->num_chunks; c++) vec->axpy(sum, 1.0f, s->dw + c * s->row_size + i, count);
+        if (write == MTP_ACCUMULATE)
+            vec->axpy(to, 1.0f, sum, count);
+        else
+            memcpy(to, sum, (size_t)count * sizeof *to);
+    }
+}
+
+/* dx (+)= factor (rstd w dy - x rstd^3 / width sum(x w dy)); `product` is that sum. */
+static void input_gradient_row(const mtp__vec *vec, float *dx, mtp_write write, const float *x, const float *w,
+                               const float *dy, float rstd, float factor, float product, int64_t width, float *spare)
+{
+    const double mean = (double)product / (double)width * (double)rstd * (double)rstd;
+    const float alpha = factor * rstd, beta = (float)((double)alpha * mean);
+    if (write == MTP_OVERWRITE) {
+        vec->norm_dx(dx, x, w, dy, alpha, beta, width);
+        return;
+    }
+    vec->norm_dx(spare, x, w, dy, alpha, beta, width);
+    vec->axpy(dx, 1.0f, spare, width);
+}
+
+/* One chunk of rows; of each row dw comes first, because dx may be dy. */
+static void rmsnorm_chunk(const mtp_device *device, const mtp_rmsnorm_args *a, const backward_scratch *s, int64_t chunk)
+{
+    const mtp__vec *vec = device->vec;
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1], first = chunk * CHUNK_ROWS;
+    float *dw = s->dw + chunk * s->row_size;
+    float *converted = s->rows + 2 * omp_get_thread_num() * s->row_size, *spare = converted + s->row_size;
+    memset(dw, 0, (size_t)width * sizeof *dw);
+    for (int64_t r = first; r < rows && r < first + CHUNK_ROWS; r++) {
+        const float *x = converted, *dy = mtp__row(&a->dy, r);
+        if (a->x.dtype == MTP_F32)
+            x = mtp__row(&a->x, r);
+        else
+            vec->to_f32(converted, mtp__row_any(&a->x, r), a->x.dtype, width);
+        const float rstd = ((const float *)a->rstd.data)[r];
+        if (a->dw.data) vec->mul_add(dw, x, dy, rstd, width);
+        if (a->dx.data)
+            input_gradient_row(vec, mtp__row(&a->dx, r), a->dx_write, x, s->w, dy, rstd, 1.0f,
+                               vec->dot3(x, s->w, dy, width), width, spare);
+    }
+}
+
+size_t mtp__cpu_rmsnorm_bwd_scratch(const mtp_device *device, const mtp_rmsnorm_args *a)
+{
+    return lay_out(device, a->x.shape[0], a->x.shape[1], NULL).total;
+}
+
+mtp_status mtp__cpu_rmsnorm_bwd(mtp_device *device, const mtp_rmsnorm_args *a)
+{
+    const char *op = "rmsnorm_bwd";
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
+    MTP__CHECK(op, x, MTP__REAL, -1, -1);
+    MTP__CHECK_OPTIONAL(op, w, MTP__REAL, width);
+    MTP__CHECK(op, rstd, MTP_F32, rows);
+    MTP__CHECK(op, dy, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
+    if (a->dx.data && a->dx.data == a->dy.data && a->dx_write == MTP_ACCUMULATE)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: dx may be dy only when it is overwritten", op);
+    const backward_scratch s = lay_out(device, rows, width, a->scratch.data);
+    MTP_TRY(mtp__check_scratch(op, &a->scratch, s.total));
+    load_weight(device->vec, &a->w, width, s.w);
+#pragma omp parallel for num_threads(device->num_threads) schedule(static)
+    for (int64_t chunk = 0; chunk < s.num_chunks; chunk++) rmsnorm_chunk(device, a, &s, chunk);
+    if (a->dw.data) add_chunks(device, &s, &a->dw, a->dw_write);
+    return MTP_OK;
+}
+
+/* One chunk of rows; dresidual comes last, because it may be dy. */
+static void residual_norm_chunk(const mtp_device *device, const mtp_residual_norm_args *a, const backward_scratch *s,
+                                float scalar, int64_t chunk)
+{
+    const mtp__vec *vec = device->vec;
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1], first = chunk * CHUNK_ROWS;
+    float *dw = s->dw + chunk * s->row_size;
+    memset(dw, 0, (size_t)width * sizeof *dw);
+    double dscalar = 0;
+    for (int64_t r = first; r < rows && r < first + CHUNK_ROWS; r++) {
+        const float *x = mtp__row(&a->x, r), *dy = mtp__row(&a->dy, r);
+        const float rstd = ((const float *)a->rstd.data)[r];
+        const float product = vec->dot3(x, s->w, dy, width);
+        if (a->dscalar.data)
+            dscalar += (double)vec->dot(dy, mtp__row(&a->residual, r), width) + (double)rstd * (double)product;
+        if (a->dw.data) vec->mul_add(dw, x, dy, rstd * scalar, width);
+        if (a->dx.data)
+            input_gradient_row(vec, mtp__row(&a->dx, r), MTP_OVERWRITE, x, s->w, dy, rstd, scalar, product, width,
+                               NULL);
+        if (!a->dresidual.data) continue;
+        if (a->dresidual_write == MTP_ACCUMULATE)
+            vec->axpy(mtp__row(&a->dresidual, r), scalar, dy, width);
+        else
+            vec->scale(mtp__row(&a->dresidual, r), scalar, dy, width);
+    }
+    s->dscalar[chunk] = dscalar;
+}
+
+size_t mtp__cpu_residual_norm_bwd_scratch(const mtp_device *device, const mtp_residual_norm_args *a)
+{
+    return lay_out(device, a->x.shape[0], a->x.shape[1], NULL).total;
+}
+
+static mtp_status check_residual_bwd(const char *op, const mtp_residual_norm_args *a)
+{
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
+    MTP__CHECK(op, x, MTP_F32, -1, -1);
+    MTP__CHECK(op, w, MTP__REAL, width);
+    MTP__CHECK_OPTIONAL(op, scalar, MTP_F32, 1);
+    MTP__CHECK(op, rstd, MTP_F32, rows);
+    MTP__CHECK(op, dy, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dresidual, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
+    MTP__CHECK_OPTIONAL(op, dscalar, MTP_F32, 1);
+    if (a->dscalar.data) MTP__CHECK(op, residual, MTP_F32, rows, width);
+    if (a->dresidual.data && a->dresidual.data == a->dy.data && a->dresidual_write == MTP_ACCUMULATE)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: dresidual may be dy only when it is overwritten", op);
+    return MTP_OK;
+}
+
+mtp_status mtp__cpu_residual_norm_bwd(mtp_device *device, const mtp_residual_norm_args *a)
+{
+    const char *op = "residual_norm_bwd";
+    MTP_TRY(check_residual_bwd(op, a));
+    const backward_scratch s = lay_out(device, a->x.shape[0], a->x.shape[1], a->scratch.data);
+    MTP_TRY(mtp__check_scratch(op, &a->scratch, s.total));
+    load_weight(device->vec, &a->w, a->x.shape[1], s.w);
+    const float scalar = a->scalar.data ? *(const float *)a->scalar.data : 1.0f;
+#pragma omp parallel for num_threads(device->num_threads) schedule(static)
+    for (int64_t chunk = 0; chunk < s.num_chunks; chunk++) residual_norm_chunk(device, a, &s, scalar, chunk);
+    if (a->dw.data) add_chunks(device, &s, &a->dw, a->dw_write);
+    if (a->dscalar.data) {
+        double total = a->dscalar_write == MTP_ACCUMULATE ? (double)*(const float *)a->dscalar.data : 0.0;
+        for (int64_t chunk = 0; chunk < s.num_chunks; chunk++) total += s.dscalar[chunk];
+        *(float *)a->dscalar.data = (float)total;
+    }
+    return MTP_OK;
+}
