@@ -215,11 +215,12 @@ static mtp_status check_places(mtp_safetensors *file)
 
 static mtp_status parse(mtp_safetensors *file, const void *bytes, size_t size)
 {
-    size_t header_size;
+    size_t header_size = 0;
     MTP_TRY(split_file(file, bytes, size, &header_size));
     MTP_TRY(mtp__json_parse((const char *)bytes + 8, header_size, file->path, 1, &file->header));
-    MTP_TRY(read_header(file));
-    return check_places(file);
+    const mtp_status status = read_header(file);
+    if (status == MTP_E_NOT_FOUND) return MTP_FAIL(MTP_E_FORMAT, "%s", mtp_last_error()->message); /* a missing key */
+    return status == MTP_OK ? check_places(file) : status;
 }
 
 /* ---- opening -------------------------------------------------------------------------------------------------- */

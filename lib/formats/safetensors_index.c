@@ -101,6 +101,8 @@ static mtp_status read_index(mtp_safetensors_index *index)
     mtp__json_node map;
     MTP_TRY(mtp__json_read(index->index_path, &index->root));
     const mtp__json_node root = mtp__json_root(index->root, index->index_path);
+    if (!mtp__json_has(&root, "weight_map"))
+        return mtp__json_fail(&root, MTP_E_FORMAT, "no weight_map, which says what tensor is in what file");
     MTP_TRY(mtp__json_get_object(&root, "weight_map", &map));
     const size_t count = json_object_size(map.value);
     MTP_TRY(allocate(index, count, count));
