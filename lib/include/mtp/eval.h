@@ -112,20 +112,22 @@ MTP_API mtp_status mtp_evaluator_run(mtp_evaluator *evaluator, mtp_evaluation *e
 /* What a report needs to know besides the figures. Each may be NULL. */
 typedef struct mtp_evaluation_labels {
     const char *model, *verifier;
-    const mtp_dataset *dataset; /* names of the samples */
+    const mtp_dataset *dataset; /* paths of the samples */
 } mtp_evaluation_labels;
 
-/* One JSON object on one line, without a newline; free() it. Arrays have K entries.
- *   model, verifier          as labelled, or null
- *   num_speculative_steps, position_offset, head_mode
- *   rounds, positions        {count, mean_accepted, accepted_length_with_bonus, accepted: [rounds that accepted draft
- * k], acceptance: [accepted / count], conditional: [given the draft before], sample_mean: [acceptance, mean over
- * samples], sample_mean_accepted} loss, accuracy, centroid_miss   arrays, teacher-fed; null when not computed,
- * centroid_miss also for dense heads centroid_loss            the same; weighted_loss: a number, the training loss;
- * supervised: [rows of step k] num_samples, short_samples, gapped_samples, seconds samples                  [{name,
- * tokens, prompt_len, rounds: {count, mean_accepted, accepted}, positions: {...}}] buckets                  {position:
- * [{begin, end, rounds: {...}, positions: {...}}], length: [...]}; empty ones left out A number that is not finite is
- * written as null. */
+/* One JSON object on one line, without a newline; free() it. Arrays have K entries; a number that is not finite is
+ * written as null. Keys:
+ * - model, verifier: as labelled, or null
+ * - num_speculative_steps, position_offset, head_mode
+ * - rounds, positions: each with count, mean_accepted, accepted_length_with_bonus (one more), accepted (rounds that
+ *   accepted draft k), acceptance (accepted / count), conditional (given the draft before), sample_mean (of acceptance)
+ *   and sample_mean_accepted
+ * - loss, accuracy, centroid_miss, centroid_loss, supervised (rows of step k): arrays, teacher-fed, or null when not
+ *   computed; centroid_miss is null for dense heads too
+ * - weighted_loss: the training loss, a number or null
+ * - num_samples, short_samples, gapped_samples, seconds
+ * - samples: path, tokens, prompt_len; rounds and positions with count, mean_accepted, accepted
+ * - buckets: lists "position" and "length" of begin, end, rounds, positions as in samples, without empty buckets */
 MTP_API mtp_status mtp_evaluation_json(const mtp_evaluation *evaluation, const mtp_evaluation_labels *labels,
                                        char **json);
 
