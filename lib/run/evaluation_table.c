@@ -1,16 +1,14 @@
 /* Evaluations side by side, as a table for people. */
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/text.h"
 #include "mtp/eval.h"
 
 enum { LABEL_WIDTH = 42, LEAST_WIDTH = 12 };
 
 typedef struct layout {
-    FILE *out;
+    mtp__text *out;
     const mtp_evaluation *const *columns;
     int32_t num_columns;
     int width; /* of a column */
@@ -79,10 +77,10 @@ static double weighted_loss(const mtp_evaluation *e, bool rounds, int32_t k)
 /* One line: a label and a figure of each column with `digits` behind the point. */
 static void line(const layout *table, const char *label, figure value, bool rounds, int32_t k, int digits)
 {
-    fprintf(table->out, "  %-*s", LABEL_WIDTH, label);
+    mtp__text_add(table->out, "  %-*s", LABEL_WIDTH, label);
     for (int32_t i = 0; i < table->num_columns; i++)
-        fprintf(table->out, "%*.*f", table->width, digits, value(table->columns[i], rounds, k));
-    fputc('\n', table->out);
+        mtp__text_add(table->out, "%*.*f", table->width, digits, value(table->columns[i], rounds, k));
+    mtp__text_add(table->out, "\n");
 }
 
 /* A line for each draft step. */
@@ -97,7 +95,7 @@ static void lines(const layout *table, const char *label, figure value, bool rou
 
 static void acceptance(const layout *table, bool rounds)
 {
-    fputs(rounds ? "rounds, as a server walks them\n" : "a round at every position\n", table->out);
+    mtp__text_add(table->out, "%s\n", rounds ? "rounds, as a server walks them" : "a round at every position");
     line(table, "rounds", count, rounds, 0, 0);
     line(table, "accepted length without the bonus token", length, rounds, 0, 3);
     line(table, "accepted length with the bonus token", length_with_bonus, rounds, 0, 3);
@@ -109,7 +107,7 @@ static void acceptance(const layout *table, bool rounds)
 
 static void losses(const layout *table)
 {
-    fputs("teacher-fed, over supervised rows\n", table->out);
+    mtp__text_add(table->out, "teacher-fed, over supervised rows\n");
     line(table, "training loss", weighted_loss, false, 0, 4);
     lines(table, "loss", step_loss, false);
     lines(table, "accuracy", step_accuracy, false);
@@ -131,13 +129,13 @@ static void print(const layout *table, const char *const *titles)
     char conditions[LABEL_WIDTH + 1];
     snprintf(conditions, sizeof conditions, "K %d, position t%s", first->num_speculative_steps,
              first->position_offset ? "+1" : "");
-    fprintf(table->out, "%-*s", LABEL_WIDTH + 2, conditions);
+    mtp__text_add(table->out, "%-*s", LABEL_WIDTH + 2, conditions);
     bool has_loss = true;
     for (int32_t i = 0; i < table->num_columns; i++) {
-        fprintf(table->out, "%*s", table->width, titles[i]);
+        mtp__text_add(table->out, "%*s", table->width, titles[i]);
         has_loss = has_loss && table->columns[i]->has_loss;
     }
-    fputc('\n', table->out);
+    mtp__text_add(table->out, "\n");
     acceptance(table, true);
     acceptance(table, false);
     if (has_loss) losses(table);
@@ -150,16 +148,14 @@ mtp_status mtp_evaluation_table(const mtp_evaluation *const *columns, const char
     *table = NULL;
     for (int32_t i = 1; i < num_columns; i++)
         MTP_REQUIRE(columns[i]->num_speculative_steps == columns[0]->num_speculative_steps);
-    char *text = NULL;
-    size_t size = 0;
-    layout made = {open_memstream(&text, &size), columns, num_columns, column_width(titles, num_columns)};
-    if (!made.out) return MTP_FAIL_FOREIGN(MTP_E_MEMORY, errno, "evaluation: no memory for the table");
+    mtp__text text = {0};
+    const layout made = {&text, columns, num_columns, column_width(titles, num_columns)};
     print(&made, titles);
-    const bool failed = ferror(made.out) != 0;
-    if (fclose(made.out) != 0 || failed) {
-        free(text);
-        return MTP_FAIL(MTP_E_MEMORY, "evaluation: no memory for the table");
+    const mtp_status status = mtp__text_check(&text);
+    if (status != MTP_OK) {
+        mtp__text_free(&text);
+        return status;
     }
-    *table = text;
+    *table = text.data; /* handed over: malloc'ed */
     return MTP_OK;
 }

@@ -13,17 +13,17 @@ extern "C" {
 typedef struct mtp_context mtp_context;
 
 typedef struct mtp_context_options {
-    const char *device;       /* "cpu"; NULL: "cpu". Another name is MTP_E_UNSUPPORTED, which says what this build has */
-    int num_threads;          /* threads of the device's ops; 0: the cores this process may use */
-    const char *isa;          /* "plain", "avx2", "avx512"; NULL: the best this machine has */
+    const char *device; /* "cpu"; NULL: "cpu". Another name is MTP_E_UNSUPPORTED, which says what this build has */
+    int num_threads;    /* threads of the device's ops; 0: the cores this process may use */
+    const char *isa;    /* "plain", "avx2", "avx512"; NULL: the best this machine has */
     const mtp_logger *logger; /* NULL: silent; must outlive the context */
 } mtp_context_options;
 
 /* What `mtp --version` prints about a device; strings live as long as the context. */
 typedef struct mtp_context_info {
-    const char *device;    /* "cpu" */
-    const char *isa;       /* "avx512" */
-    const char *blas;      /* name, version and kernel of the BLAS */
+    const char *device; /* "cpu" */
+    const char *isa;    /* "avx512" */
+    const char *blas;   /* name, version and kernel of the BLAS */
     int num_threads;
     bool rows_exact;       /* packed = alone holds bit for bit with this BLAS (measured at creation) */
     const char *rows_note; /* one sentence about it */

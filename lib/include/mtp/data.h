@@ -1,7 +1,8 @@
 /* Stored samples: data sets, packed batches, the loader.
  *
- * A sample is one safetensors file (design: lib/data/README.md): token_ids, hidden_states, the K/V of the verifier's last
- * sliding and last full layer, and a loss mask, in the file or in a sidecar. All variants are read into one form. */
+ * A sample is one safetensors file (design: lib/data/README.md): token_ids, hidden_states, the K/V of the verifier's
+ * last sliding and last full layer, and a loss mask, in the file or in a sidecar. All variants are read into one form.
+ */
 #ifndef MTP_DATA_H
 #define MTP_DATA_H
 
@@ -25,8 +26,8 @@ typedef struct mtp_dataset_options {
 typedef struct mtp_dataset mtp_dataset;
 
 /* The samples in `paths` (directories, searched for *.safetensors in name order, not recursively; or single files),
- * checked against the verifier: keys, shapes, dtypes, equal lengths. The verifier must outlive the data set. A directory
- * without samples is an error. */
+ * checked against the verifier: keys, shapes, dtypes, equal lengths. The verifier must outlive the data set. A
+ * directory without samples is an error. */
 MTP_API mtp_status mtp_dataset_open(const char *const *paths, int64_t num_paths, const mtp_verifier *verifier,
                                     const mtp_dataset_options *options, mtp_dataset **dataset);
 MTP_API void mtp_dataset_close(mtp_dataset *dataset); /* accepts NULL */
@@ -47,24 +48,24 @@ MTP_API uint64_t mtp_dataset_fingerprint(const mtp_dataset *dataset);
 /* A batch on the host. Documents stand back to back (packed: B = 1, S tokens) or one a line, padded with zeros (B > 1);
  * T = B * S token places. No padding place is ever inside a document, so no row can read one. */
 typedef struct mtp_batch {
-    int64_t batch, seq;        /* B, S */
-    int32_t *token_ids;        /* [T] */
-    uint8_t *loss_mask;        /* [T] */
-    int32_t *document_ids;     /* [T]: document of each place, -1 in padding */
+    int64_t batch, seq;    /* B, S */
+    int32_t *token_ids;    /* [T] */
+    uint8_t *loss_mask;    /* [T] */
+    int32_t *document_ids; /* [T]: document of each place, -1 in padding */
     int64_t num_documents;
-    int32_t *document_begin;   /* [num_documents] first place */
-    int32_t *document_end;     /* [num_documents] one past the last */
-    int64_t *document_sample;  /* [num_documents] index in the data set */
-    mtp_view hidden_states;    /* real [B, S, Hb], after the final norm */
+    int32_t *document_begin;      /* [num_documents] first place */
+    int32_t *document_end;        /* [num_documents] one past the last */
+    int64_t *document_sample;     /* [num_documents] index in the data set */
+    mtp_view hidden_states;       /* real [B, S, Hb], after the final norm */
     mtp_view kv[MTP_LAYER_TYPES]; /* real [B, S, 2, NKV, D]: index 0 of the third axis is K, 1 is V */
-    int64_t num_supervised;    /* places with loss_mask 1 that can be a target (third token of a document or later) */
+    int64_t num_supervised; /* places with loss_mask 1 that can be a target (third token of a document or later) */
 } mtp_batch;
 
-/* The given samples as one batch. packed: B = 1; else one a line. Mixed dtypes become fp32. Every value is checked: ids in
- * the vocabulary, no NaN or Inf, no row of zeros in hidden_states: MTP_E_DATA with file, key and index. Free with
+/* The given samples as one batch. packed: B = 1; else one a line. Mixed dtypes become fp32. Every value is checked: ids
+ * in the vocabulary, no NaN or Inf, no row of zeros in hidden_states: MTP_E_DATA with file, key and index. Free with
  * mtp_batch_free. */
-MTP_API mtp_status mtp_batch_collate(const mtp_dataset *dataset, const int64_t *samples, int64_t num_samples, bool packed,
-                                     mtp_batch **batch);
+MTP_API mtp_status mtp_batch_collate(const mtp_dataset *dataset, const int64_t *samples, int64_t num_samples,
+                                     bool packed, mtp_batch **batch);
 MTP_API void mtp_batch_free(mtp_batch *batch); /* accepts NULL */
 
 typedef struct mtp_loader_options {
@@ -78,10 +79,11 @@ typedef struct mtp_loader_options {
 
 typedef struct mtp_loader mtp_loader;
 
-/* A loader over `dataset` (which must outlive it): a thread packs documents in the sampler's order into batches of at most
- * tokens_per_batch tokens and reads ahead. Memory is (prefetch + 2) batches. Batches where nothing is supervised are
- * skipped and counted. The order is a pure function of (seed, epoch): any position can be started from. */
-MTP_API mtp_status mtp_loader_create(const mtp_dataset *dataset, const mtp_loader_options *options, mtp_loader **loader);
+/* A loader over `dataset` (which must outlive it): a thread packs documents in the sampler's order into batches of at
+ * most tokens_per_batch tokens and reads ahead. Memory is (prefetch + 2) batches. Batches where nothing is supervised
+ * are skipped and counted. The order is a pure function of (seed, epoch): any position can be started from. */
+MTP_API mtp_status mtp_loader_create(const mtp_dataset *dataset, const mtp_loader_options *options,
+                                     mtp_loader **loader);
 MTP_API void mtp_loader_free(mtp_loader *loader); /* accepts NULL; stops the thread */
 /* Batches in an epoch (supervised ones; the same for every caller that gives the same epoch). */
 MTP_API mtp_status mtp_loader_batches(const mtp_loader *loader, int64_t epoch, int64_t *count);
@@ -93,8 +95,8 @@ MTP_API mtp_status mtp_loader_next(mtp_loader *loader, const mtp_batch **batch, 
 MTP_API void mtp_loader_release(mtp_loader *loader, const mtp_batch *batch);
 
 typedef struct mtp_loader_stats {
-    double wait_seconds;             /* time mtp_loader_next waited for data */
-    int64_t batches_skipped;         /* nothing supervised */
+    double wait_seconds;                            /* time mtp_loader_next waited for data */
+    int64_t batches_skipped;                        /* nothing supervised */
     int64_t documents_truncated, documents_skipped; /* longer than the budget */
     int64_t tokens_read;
     size_t memory_bytes; /* of the ring */

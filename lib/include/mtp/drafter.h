@@ -1,9 +1,9 @@
 /* The drafter: geometry, weights, and the way to and from a Hugging Face directory.
  *
- * A drafter directory holds config.json (`gemma4_assistant` or `gemma4_unified_assistant`) and model.safetensors. Loading
- * accepts fp32, bf16 and f16 weights, the old geometry keys (global_head_dim, num_global_key_value_heads) and
- * per_layer_config, any number of layers in any order of types; the key set is exact. Weights live in fp32 (masters) in the
- * context's device memory; what is not trained is written back bit for bit. */
+ * A drafter directory holds config.json (`gemma4_assistant` or `gemma4_unified_assistant`) and model.safetensors.
+ * Loading accepts fp32, bf16 and f16 weights, the old geometry keys (global_head_dim, num_global_key_value_heads) and
+ * per_layer_config, any number of layers in any order of types; the key set is exact. Weights live in fp32 (masters) in
+ * the context's device memory; what is not trained is written back bit for bit. */
 #ifndef MTP_DRAFTER_H
 #define MTP_DRAFTER_H
 
@@ -26,14 +26,14 @@ typedef struct mtp_layer_geometry {
 } mtp_layer_geometry;
 
 typedef struct mtp_drafter_config {
-    bool unified;         /* gemma4_unified_assistant */
-    int64_t vocab_size;   /* V */
-    int64_t hidden_size;  /* H */
+    bool unified;                 /* gemma4_unified_assistant */
+    int64_t vocab_size;           /* V */
+    int64_t hidden_size;          /* H */
     int64_t backbone_hidden_size; /* Hb */
     int64_t intermediate_size;    /* I */
     int64_t num_heads;            /* NH */
     int64_t num_layers;
-    mtp_layer_type *layer_types; /* [num_layers], owned by the config */
+    mtp_layer_type *layer_types;                  /* [num_layers], owned by the config */
     mtp_layer_geometry geometry[MTP_LAYER_TYPES]; /* of a type without layers: zeros */
     int64_t sliding_window;                       /* W: keys t - W < j <= t */
     double rms_norm_eps;

@@ -85,10 +85,11 @@ typedef struct mtp_evaluation {
     double loss; /* sum_k w_k (loss_k + centroid_weight centroid_loss_k), as training reports it */
     int64_t num_samples;
     mtp_sample_figures *samples; /* [num_samples], in the order of the data set; owned by the evaluation */
-    int64_t
-        num_short; /* samples without a round: no continuation, or shorter than K + 2 tokens beyond the prompt's end */
-    int64_t num_gapped; /* samples whose mask has gaps (several turns): tokens between turns, which the verifier did not
-                           write, are walked like its own */
+    /* Samples without a round: fewer than K + 2 tokens from the first supervised one on. */
+    int64_t num_short;
+    /* Samples with unsupervised tokens behind the first supervised one (several turns): the verifier did not write
+     * those, but rounds are walked over them all the same. */
+    int64_t num_gapped;
     int32_t num_position_buckets, num_length_buckets; /* those up to the last that is not empty */
     mtp_bucket_figures by_position[MTP_EVAL_BUCKETS]; /* by t */
     mtp_bucket_figures by_length[MTP_EVAL_BUCKETS];   /* by tokens of the document */

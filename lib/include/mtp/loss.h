@@ -27,12 +27,12 @@ typedef struct mtp_step_config {
     int32_t position_offset;       /* rotary position is t + offset: 0 (vLLM, sglang) or 1 (transformers, llama.cpp) */
     mtp_feeding feeding;
     mtp_head_mode head_mode;
-    double step_weight_beta;  /* w_k = beta^k / sum of beta^j; > 0 */
-    double centroid_weight;   /* weight of the centroid cross-entropy; ordered heads with flat or masked */
-    bool detach_state;        /* cut the gradient between draft steps */
-    int64_t rows_per_chunk;   /* rows computed at once (memory), >= 1; results do not depend on it but for the float order
-                                 of sums over rows. 0: 512 */
-    size_t logits_budget;     /* bytes of logits that the flat head may hold; 0: 256 MiB */
+    double step_weight_beta; /* w_k = beta^k / sum of beta^j; > 0 */
+    double centroid_weight;  /* weight of the centroid cross-entropy; ordered heads with flat or masked */
+    bool detach_state;       /* cut the gradient between draft steps */
+    int64_t rows_per_chunk; /* rows computed at once (memory), >= 1; results do not depend on it but for the float order
+                               of sums over rows. 0: 512 */
+    size_t logits_budget;   /* bytes of logits that the flat head may hold; 0: 256 MiB */
 } mtp_step_config;
 
 #ifdef __cplusplus

@@ -17,20 +17,20 @@ extern "C" {
 #endif
 
 /* X(symbol, exit code of a program that ends with it, one-line meaning) */
-#define MTP_STATUS_LIST(X)                                                                                             \
-    X(MTP_OK, 0, "ok")                                                                                                 \
-    X(MTP_E_ARGUMENT, 1, "invalid argument to a library function")                                                     \
-    X(MTP_E_MEMORY, 1, "out of memory")                                                                                \
-    X(MTP_E_IO, 1, "reading or writing failed")                                                                        \
-    X(MTP_E_BACKEND, 1, "a foreign library or the device failed")                                                      \
-    X(MTP_E_UNSUPPORTED, 1, "not supported by this build or backend")                                                  \
-    X(MTP_E_INTERNAL, 1, "a bug in libmtp")                                                                            \
-    X(MTP_E_CONFIG, 2, "wrong usage or configuration")                                                                 \
-    X(MTP_E_EXISTS, 2, "refusing to overwrite what exists")                                                            \
-    X(MTP_E_FORMAT, 3, "malformed file")                                                                               \
-    X(MTP_E_DATA, 3, "bad data")                                                                                       \
-    X(MTP_E_VERSION, 3, "written by a newer version")                                                                  \
-    X(MTP_E_NOT_FOUND, 3, "file, tensor or key not found")                                                             \
+#define MTP_STATUS_LIST(X)                                            \
+    X(MTP_OK, 0, "ok")                                                \
+    X(MTP_E_ARGUMENT, 1, "invalid argument to a library function")    \
+    X(MTP_E_MEMORY, 1, "out of memory")                               \
+    X(MTP_E_IO, 1, "reading or writing failed")                       \
+    X(MTP_E_BACKEND, 1, "a foreign library or the device failed")     \
+    X(MTP_E_UNSUPPORTED, 1, "not supported by this build or backend") \
+    X(MTP_E_INTERNAL, 1, "a bug in libmtp")                           \
+    X(MTP_E_CONFIG, 2, "wrong usage or configuration")                \
+    X(MTP_E_EXISTS, 2, "refusing to overwrite what exists")           \
+    X(MTP_E_FORMAT, 3, "malformed file")                              \
+    X(MTP_E_DATA, 3, "bad data")                                      \
+    X(MTP_E_VERSION, 3, "written by a newer version")                 \
+    X(MTP_E_NOT_FOUND, 3, "file, tensor or key not found")            \
     X(MTP_E_INTERRUPTED, 130, "interrupted")
 
 typedef enum mtp_status {

@@ -17,21 +17,21 @@ extern "C" {
 #endif
 
 /* X(symbol, bytes per element, name in a safetensors header) */
-#define MTP_DTYPE_LIST(X)                                                                                              \
-    X(MTP_F32, 4, "F32")                                                                                               \
-    X(MTP_BF16, 2, "BF16")                                                                                             \
-    X(MTP_F16, 2, "F16")                                                                                               \
-    X(MTP_F64, 8, "F64")                                                                                               \
-    X(MTP_F8_E4M3, 1, "F8_E4M3")                                                                                       \
-    X(MTP_F8_E5M2, 1, "F8_E5M2")                                                                                       \
-    X(MTP_I64, 8, "I64")                                                                                               \
-    X(MTP_I32, 4, "I32")                                                                                               \
-    X(MTP_I16, 2, "I16")                                                                                               \
-    X(MTP_I8, 1, "I8")                                                                                                 \
-    X(MTP_U64, 8, "U64")                                                                                               \
-    X(MTP_U32, 4, "U32")                                                                                               \
-    X(MTP_U16, 2, "U16")                                                                                               \
-    X(MTP_U8, 1, "U8")                                                                                                 \
+#define MTP_DTYPE_LIST(X)        \
+    X(MTP_F32, 4, "F32")         \
+    X(MTP_BF16, 2, "BF16")       \
+    X(MTP_F16, 2, "F16")         \
+    X(MTP_F64, 8, "F64")         \
+    X(MTP_F8_E4M3, 1, "F8_E4M3") \
+    X(MTP_F8_E5M2, 1, "F8_E5M2") \
+    X(MTP_I64, 8, "I64")         \
+    X(MTP_I32, 4, "I32")         \
+    X(MTP_I16, 2, "I16")         \
+    X(MTP_I8, 1, "I8")           \
+    X(MTP_U64, 8, "U64")         \
+    X(MTP_U32, 4, "U32")         \
+    X(MTP_U16, 2, "U16")         \
+    X(MTP_U8, 1, "U8")           \
     X(MTP_BOOL, 1, "BOOL")
 
 typedef enum mtp_dtype {

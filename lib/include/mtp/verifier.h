@@ -26,9 +26,9 @@ typedef struct mtp_verifier_config {
 
 typedef struct mtp_verifier mtp_verifier;
 
-/* Open `directory`. A quantised embedding (AWQ, GPTQ, bitsandbytes, compressed-tensors: packed or integer weights in the
- * table's place) is refused with `embedding_from` as the way out: then table and norm come from that directory, whose
- * shapes must agree. embedding_from may be NULL. */
+/* Open `directory`. A quantised embedding (AWQ, GPTQ, bitsandbytes, compressed-tensors: packed or integer weights in
+ * the table's place) is refused with `embedding_from` as the way out: then table and norm come from that directory,
+ * whose shapes must agree. embedding_from may be NULL. */
 MTP_API mtp_status mtp_verifier_open(const char *directory, const char *embedding_from, mtp_verifier **verifier);
 MTP_API void mtp_verifier_close(mtp_verifier *verifier); /* accepts NULL */
 MTP_API const mtp_verifier_config *mtp_verifier_get_config(const mtp_verifier *verifier);
