@@ -1,7 +1,7 @@
 #include "run/leak.h"
 
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/error.h"
 
@@ -89,8 +89,8 @@ static void record(const mtp__leak *leak, const mtp__rows *rows, int64_t r, cons
 
 /* ---- tests that change what rows must not see ------------------------------------------------------------------ */
 
-/* The rows listed in leak->index, from the batch and from the changed one. Both are computed in the same company, so they
- * are equal bit for bit on every machine. */
+/* The rows listed in leak->index, from the batch and from the changed one. Both are computed in the same company, so
+ * they are equal bit for bit on every machine. */
 static mtp_status compare_picked(mtp__leak *leak, int64_t count, bool must_move, mtp_leak_property *property)
 {
     mtp__leak_outputs before = {0}, after = {0};
@@ -112,7 +112,6 @@ static mtp_status compare_picked(mtp__leak *leak, int64_t count, bool must_move,
 static mtp_status test_within_document(mtp__leak *leak, mtp_leak_kind kind, mtp_leak_property *property)
 {
     const mtp__rows *probed = &leak->probed;
-    const int64_t window = leak->drafter->config.sliding_window;
     bool more = true;
     for (int64_t turn = 0; more; turn++) {
         int64_t count = 0;
@@ -122,7 +121,7 @@ static mtp_status test_within_document(mtp__leak *leak, mtp_leak_kind kind, mtp_
             if (probed->document[r] != probed->document[first]) first = r;
             if (r - first != turn) continue;
             more = true;
-            if (mtp__leak_change(&leak->changed, kind, probed, r, window, &leak->rng)) leak->index[count++] = r;
+            if (mtp__leak_change(&leak->changed, kind, probed, r, leak->rule, &leak->rng)) leak->index[count++] = r;
         }
         if (count > 0) MTP_TRY(compare_picked(leak, count, kind == MTP_LEAK_CONTROL, property));
     }
@@ -151,7 +150,7 @@ static mtp_status test_documents(mtp__leak *leak, mtp_leak_property *property)
 static mtp_status compare_batch(mtp__leak *leak, const mtp_batch *other, int64_t first, const mtp__leak_outputs *packed,
                                 mtp_leak_property *property)
 {
-    mtp__rows rows;
+    mtp__rows rows = {0};
     mtp__leak_outputs outputs = {0};
     mtp_status status = probe_rows(leak, other, &rows);
     if (status == MTP_OK) status = compute(leak, leak->whole, other, &rows, &outputs);
@@ -257,6 +256,7 @@ static mtp_status resolve(mtp__leak *leak, const mtp_leak_options *options, mtp_
         .head_mode = ordered ? MTP_HEAD_MASKED : MTP_HEAD_FLAT,
         .step_weight_beta = 0.6,
         .centroid_weight = ordered ? 1 : 0};
+    leak->rule = (mtp__leak_rule){.window = leak->drafter->config.sliding_window, .future = 1};
     leak->tolerance = info.rows_exact ? 0 : FLOAT_ORDER_TOLERANCE;
     *report = (mtp_leak_report){
         .rows_exact = info.rows_exact, .rows_note = info.rows_note, .tolerance = FLOAT_ORDER_TOLERANCE};
@@ -271,21 +271,18 @@ static mtp_status resolve(mtp__leak *leak, const mtp_leak_options *options, mtp_
 static mtp_status test_batch(mtp__leak *leak, const int64_t *samples, int64_t num_samples, mtp_leak_report *report)
 {
     mtp_status status = mtp__leak_open(leak, samples, num_samples);
-    for (int kind = 0; status == MTP_OK && kind < MTP_LEAK_KINDS; kind++)
+    for (int kind = 0; leak->probed.num_rows > 0 && status == MTP_OK && kind < MTP_LEAK_KINDS; kind++)
         status = mtp__leak_test(leak, (mtp_leak_kind)kind, &report->properties[kind]);
     mtp__leak_close(leak);
     return status;
 }
 
-/* Samples with a supervised position that can be a target, into `samples`. */
+/* Samples with a supervised position, into `samples`. */
 static int64_t list_samples(const mtp_dataset *dataset, int64_t *samples)
 {
     int64_t count = 0;
-    for (int64_t i = 0; i < mtp_dataset_size(dataset); i++) {
-        const mtp_sample_info info = mtp_dataset_sample(dataset, i);
-        const int64_t too_early = info.prompt_len < 2 ? 2 - info.prompt_len : 0; /* no row has these as a target */
-        if (info.num_supervised > too_early) samples[count++] = i;
-    }
+    for (int64_t i = 0; i < mtp_dataset_size(dataset); i++)
+        if (mtp_dataset_sample(dataset, i).num_supervised > 0) samples[count++] = i;
     return count;
 }
 

@@ -26,8 +26,8 @@ bool mtp__leak_same(const mtp__leak_outputs *a, int64_t row_a, const mtp__leak_o
 
 /* ---- rows and changes (lib/run/leak_change.c) -------------------------------------------------------------------- */
 
-/* The supervised rows of the batch, at most `per_document` of each document, spread evenly, both ends included. `all` is
- * room for every row of the batch. */
+/* The supervised rows of the batch, at most `per_document` of each document, spread evenly, both ends included. `all`
+ * is room for every row of the batch. */
 mtp_status mtp__leak_rows(const mtp_batch *batch, int64_t per_document, mtp__rows *all, mtp__rows *probed);
 /* The rows listed in `index` [count]. */
 void mtp__leak_pick(const mtp__rows *from, const int64_t *index, int64_t count, mtp__rows *to);
@@ -37,9 +37,13 @@ mtp_status mtp__leak_copy(const mtp_batch *batch, mtp_batch *copy);
 void mtp__leak_copy_free(mtp_batch *copy); /* accepts a zeroed struct */
 /* Undo all changes. */
 void mtp__leak_restore(const mtp_batch *batch, mtp_batch *copy);
-/* Change, in the document of row r, what `kind` (FUTURE, WINDOW, ROWS, CONTROL) says about that row. False when there is
- * nothing of the kind: the row is too near to its document's start for WINDOW. */
-bool mtp__leak_change(mtp_batch *copy, mtp_leak_kind kind, const mtp__rows *rows, int64_t r, int64_t window,
+/* What a row at place t may see: keys t - window < j < t + future. */
+typedef struct mtp__leak_rule {
+    int64_t window, future;
+} mtp__leak_rule;
+/* Change, in the document of row r, what `kind` (FUTURE, WINDOW, ROWS, CONTROL) says about that row. False when there
+ * is nothing of the kind: the row is too near to its document's start for WINDOW. */
+bool mtp__leak_change(mtp_batch *copy, mtp_leak_kind kind, const mtp__rows *rows, int64_t r, mtp__leak_rule rule,
                       mtp__rng *rng);
 /* Change everything of every document but `kept`. */
 void mtp__leak_change_others(mtp_batch *copy, int64_t kept, mtp__rng *rng);
@@ -52,7 +56,8 @@ typedef struct mtp__leak {
     const mtp_dataset *dataset;
     mtp_leak_options options; /* resolved */
     mtp_step_config config;
-    double tolerance; /* of tests that change a row's company: 0 when the context's rows are exact */
+    double tolerance;    /* of tests that change a row's company: 0 when the context's rows are exact */
+    mtp__leak_rule rule; /* the drafter's window and 1; a test plants a leak by stating a narrower rule */
     mtp_batch *batch;
     mtp_batch changed; /* copy */
     mtp__rows all;     /* room */

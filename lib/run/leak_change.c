@@ -1,8 +1,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/convert.h"
 #include "base/error.h"
+#include "base/real.h"
 #include "run/leak.h"
 
 /* ---- rows ----------------------------------------------------------------------------------------------------- */
@@ -42,7 +42,8 @@ mtp_status mtp__leak_rows(const mtp_batch *batch, int64_t per_document, mtp__row
     return MTP_OK;
 }
 
-/* ---- a batch that can be changed ---------------------------------------------------------------------------------- */
+/* ---- a batch that can be changed ----------------------------------------------------------------------------------
+ */
 
 static size_t view_bytes(mtp_view view)
 {
@@ -92,14 +93,10 @@ static void scramble(mtp_view tensor, int64_t num_places, int64_t begin, int64_t
 {
     if (!tensor.data || begin >= end) return;
     const int64_t width = mtp_view_count(tensor) / num_places;
+    const size_t size = mtp_dtype_size(tensor.dtype);
     for (int64_t i = begin * width; i < end * width; i++) {
         const float value = 16 * mtp__rng_uniform(rng) - 8;
-        if (tensor.dtype == MTP_BF16)
-            ((uint16_t *)tensor.data)[i] = mtp__f32_to_bf16(value);
-        else if (tensor.dtype == MTP_F16)
-            ((uint16_t *)tensor.data)[i] = mtp__f32_to_f16(value);
-        else
-            ((float *)tensor.data)[i] = value;
+        mtp__real_from_f32((char *)tensor.data + (size_t)i * size, tensor.dtype, &value, 1);
     }
 }
 
@@ -120,7 +117,7 @@ static void scramble_tokens(mtp_batch *copy, int64_t begin, int64_t end, mtp__rn
     for (int64_t i = begin; i < end; i++) copy->token_ids[i] = copy->token_ids[mtp__rng_below(rng, num_places)];
 }
 
-bool mtp__leak_change(mtp_batch *copy, mtp_leak_kind kind, const mtp__rows *rows, int64_t r, int64_t window,
+bool mtp__leak_change(mtp_batch *copy, mtp_leak_kind kind, const mtp__rows *rows, int64_t r, mtp__leak_rule rule,
                       mtp__rng *rng)
 {
     const int64_t begin = rows->doc_begin[r], end = copy->document_end[rows->document[r]], place = rows->place[r];
@@ -128,11 +125,11 @@ bool mtp__leak_change(mtp_batch *copy, mtp_leak_kind kind, const mtp__rows *rows
     switch (kind) {
     case MTP_LEAK_FUTURE:
         for (int type = 0; type < MTP_LAYER_TYPES; type++)
-            scramble_kv(copy, (mtp_layer_type)type, place + 1, end, rng);
+            scramble_kv(copy, (mtp_layer_type)type, place + rule.future, end, rng);
         return true;
     case MTP_LEAK_WINDOW:
-        if (place - window < begin) return false;
-        scramble_kv(copy, MTP_LAYER_SLIDING, begin, place - window + 1, rng);
+        if (place - rule.window < begin) return false;
+        scramble_kv(copy, MTP_LAYER_SLIDING, begin, place - rule.window + 1, rng);
         return true;
     case MTP_LEAK_ROWS:
         scramble_hidden(copy, begin, place, rng);

@@ -19,7 +19,8 @@ mtp_status mtp__leak_outputs_create(const mtp_drafter_config *config, int32_t K,
         .state_size = (size_t)config->backbone_hidden_size,
         .selected_size = (size_t)(config->ordered ? config->centroid_top_k : 0),
         .logits_size = (size_t)(config->ordered ? config->centroid_top_k * per_centroid : config->vocab_size)};
-    if (outputs->logits_size > LOGITS_BUDGET / sizeof(float) / places) outputs->logits_size = outputs->selected_size = 0;
+    if (outputs->logits_size > LOGITS_BUDGET / sizeof(float) / places)
+        outputs->logits_size = outputs->selected_size = 0;
     mtp__step_outputs *arrays = &outputs->arrays;
     arrays->argmax = calloc(places, sizeof *arrays->argmax);
     arrays->loss = calloc(places, sizeof *arrays->loss);
@@ -54,7 +55,7 @@ void mtp__leak_outputs_free(mtp__leak_outputs *outputs)
 typedef struct output_pair {
     const char *name;
     const void *a, *b;
-    size_t bytes;   /* of a row and step */
+    size_t bytes;    /* of a row and step */
     bool continuous; /* small differences of the input make small differences of it */
 } output_pair;
 
