@@ -36,10 +36,12 @@ typedef struct mtp__setting {
 typedef struct mtp__manifest {
     char *directory;      /* where it was read from; not written */
     int64_t step;         /* optimizer updates done */
+    int64_t total_steps;  /* of the run that wrote it */
     int64_t epoch, batch; /* position of the loader: the next batch */
     uint64_t seed;
     int64_t world_size;
     char *drafter;          /* the directory that training started from, as an absolute path */
+    uint64_t verifier;      /* fingerprint of the verifier's embedding and norm */
     uint64_t dataset;       /* fingerprint of the training data */
     int64_t num_samples;    /* in it */
     mtp__setting *settings; /* [num_settings] */
@@ -47,13 +49,20 @@ typedef struct mtp__manifest {
     mtp__shard *shards; /* [num_shards] */
     int64_t num_shards;
     /* keep_best and patience */
-    bool has_best;
-    double best_length; /* accepted drafts a round of the best evaluation so far */
-    int64_t best_step;  /* its step */
+    int64_t best_step;  /* of the best evaluation so far; -1 when there was none */
+    double best_length; /* its accepted drafts a round */
     int64_t evals_since_best;
 } mtp__manifest;
 
 void mtp__manifest_free(mtp__manifest *manifest); /* frees the struct too; accepts NULL */
+/* An empty manifest to fill in; NULL when out of memory. */
+mtp__manifest *mtp__manifest_create(void);
+/* A setting at the end; both strings are copied. */
+mtp_status mtp__manifest_add_setting(mtp__manifest *manifest, const char *key, const char *value);
+/* The value of a setting; NULL when there is none. */
+const char *mtp__manifest_setting(const mtp__manifest *manifest, const char *key);
+/* Write `path`, atomically. */
+mtp_status mtp__manifest_write(const mtp__manifest *manifest, const char *path);
 /* Parse the text of a manifest; `origin` is for messages. MTP_E_FORMAT, and MTP_E_VERSION for a newer one. */
 mtp_status mtp__manifest_parse(const char *text, size_t size, const char *origin, mtp__manifest **manifest);
 
@@ -77,6 +86,8 @@ mtp_status mtp__checkpoint_save(const char *run_directory, mtp__manifest *manife
                                 const mtp__optimizer *optimizer);
 /* Bytes that such a checkpoint takes on disk, within a few KiB. */
 uint64_t mtp__checkpoint_bytes(const mtp_drafter *drafter);
+/* Remove a checkpoint directory and the files in it; one that is not there is fine. */
+mtp_status mtp__checkpoint_remove(const char *directory);
 /* Point RUN/checkpoints/best to the checkpoint of `step`. */
 mtp_status mtp__checkpoint_mark_best(const char *run_directory, int64_t step);
 /* Remove all but the newest `keep` checkpoints (0: keep all) and the one of `best_step` (-1: none), and what an
