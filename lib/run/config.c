@@ -9,6 +9,7 @@
 #include "mtp/suggest.h"
 
 enum { MAX_FIELDS = 96 };
+typedef enum config_source { FROM_DEFAULTS, FROM_FILE, FROM_OVERRIDE } config_source;
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
 
@@ -76,17 +77,15 @@ mtp_status mtp__config_fail(const mtp_train_config *config, const char *key, con
 }
 
 static mtp_status set_place(mtp_train_config *config, size_t field, const mtp__toml *toml, const mtp__toml_node *node,
-                            bool defaults)
+                            config_source source)
 {
     char **origin = &config->places->origin[field];
     free(*origin);
     *origin = NULL;
-    if (defaults) return MTP_OK;
+    if (source == FROM_DEFAULTS) return MTP_OK;
     mtp__text text = {0};
-    if (strcmp(toml->origin, "--set") == 0)
-        mtp__text_add(&text, "--set");
-    else
-        mtp__text_add(&text, "%s:%d", toml->origin, (int)node->line);
+    mtp__text_add(&text, "%s", toml->origin);
+    if (source == FROM_FILE) mtp__text_add(&text, ":%d", (int)node->line);
     *origin = text.data;
     return mtp__text_check(&text);
 }
@@ -211,14 +210,14 @@ static mtp_status unknown_table(const mtp__toml *toml, const mtp__toml_node *nod
 }
 
 static mtp_status take_key(mtp_train_config *config, const mtp__toml *toml, const mtp__toml_node *node,
-                           const char *section, bool defaults)
+                           const char *section, config_source source)
 {
     size_t count;
     const mtp__field *fields = mtp__config_fields(&count);
     const size_t index = mtp__config_find(node->key);
     if (index == count || (section && strcmp(fields[index].section, section) != 0)) return unknown_key(toml, node);
     MTP_TRY(take_value(toml, node, &fields[index], (char *)config + fields[index].offset));
-    return set_place(config, index, toml, node, defaults);
+    return set_place(config, index, toml, node, source);
 }
 
 static bool is_section(const char *name)
@@ -227,17 +226,17 @@ static bool is_section(const char *name)
 }
 
 /* Only an override may leave the section out. */
-static mtp_status take_tree(mtp_train_config *config, const mtp__toml *toml, bool override, bool defaults)
+static mtp_status take_tree(mtp_train_config *config, const mtp__toml *toml, config_source source)
 {
     for (const mtp__toml_node *top = mtp__toml_first(toml, &toml->nodes[0]); top; top = mtp__toml_next(toml, top)) {
         if (top->kind != MTP__TOML_TABLE) {
-            if (!override) return unknown_key(toml, top);
-            MTP_TRY(take_key(config, toml, top, NULL, defaults));
+            if (source != FROM_OVERRIDE) return unknown_key(toml, top);
+            MTP_TRY(take_key(config, toml, top, NULL, source));
             continue;
         }
         if (!is_section(top->key)) return unknown_table(toml, top);
         for (const mtp__toml_node *key = mtp__toml_first(toml, top); key; key = mtp__toml_next(toml, key))
-            MTP_TRY(take_key(config, toml, key, top->key, defaults));
+            MTP_TRY(take_key(config, toml, key, top->key, source));
     }
     return MTP_OK;
 }
@@ -249,7 +248,7 @@ static mtp_status take_defaults(mtp_train_config *config)
     mtp__config_write(&text, NULL, false);
     mtp_status status = mtp__text_check(&text);
     if (status == MTP_OK) status = mtp__toml_parse(text.data, text.length, "defaults", &toml);
-    if (status == MTP_OK) status = take_tree(config, toml, false, true);
+    if (status == MTP_OK) status = take_tree(config, toml, FROM_DEFAULTS);
     mtp__toml_free(toml);
     mtp__text_free(&text);
     return status;
@@ -259,7 +258,7 @@ static mtp_status take_override(mtp_train_config *config, const char *override)
 {
     mtp__toml *toml = NULL;
     MTP_TRY(mtp__toml_override(override, &toml));
-    const mtp_status status = take_tree(config, toml, true, false);
+    const mtp_status status = take_tree(config, toml, FROM_OVERRIDE);
     mtp__toml_free(toml);
     return status;
 }
@@ -268,7 +267,7 @@ static mtp_status take_file(mtp_train_config *config, const char *path)
 {
     mtp__toml *toml = NULL;
     MTP_TRY(mtp__toml_read(path, &toml));
-    const mtp_status status = take_tree(config, toml, false, false);
+    const mtp_status status = take_tree(config, toml, FROM_FILE);
     mtp__toml_free(toml);
     return status;
 }
@@ -313,11 +312,19 @@ static mtp_status check_evaluation(const mtp_train_config *c)
     return MTP_OK;
 }
 
+static mtp_status check_directory(const mtp_train_config *config, const char *key, const char *path)
+{
+    if (mtp__dir_exists(path)) return MTP_OK;
+    if (mtp__path_exists(path)) return mtp__config_fail(config, key, "%s is not a directory", path);
+    return mtp__config_fail(config, key, "there is no directory %s", path);
+}
+
 /* `head` and `centroid_weight` depend on the drafter. */
 static mtp_status resolve_loss(mtp_train_config *c)
 {
     enum { AUTO = MTP_HEAD_HIERARCHICAL + 1 };
     mtp_drafter_config drafter;
+    MTP_TRY(check_directory(c, "drafter", c->drafter));
     const mtp_status status = mtp_drafter_config_read(c->drafter, &drafter);
     if (status != MTP_OK) {
         const char *origin = c->places->origin[mtp__config_find("drafter")];
@@ -364,13 +371,6 @@ mtp_status mtp_train_config_load(const char *path, const char *const *overrides,
     }
     *config = created;
     return MTP_OK;
-}
-
-static mtp_status check_directory(const mtp_train_config *config, const char *key, const char *path)
-{
-    if (mtp__dir_exists(path)) return MTP_OK;
-    if (mtp__path_exists(path)) return mtp__config_fail(config, key, "%s is not a directory", path);
-    return mtp__config_fail(config, key, "there is no directory %s", path);
 }
 
 static mtp_status check_data(const mtp_train_config *config, const char *key, const mtp_strings *paths)

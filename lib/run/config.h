@@ -42,7 +42,7 @@ const char *mtp__config_section_help(const char *section);
 /* Index of a field by its key; the count when there is none. Keys are unique over all sections. */
 size_t mtp__config_find(const char *key);
 
-/* Where each field got its value: "run.toml:12", "--set", or NULL for a default. */
+/* Where each field got its value: "run.toml:12", "--set seed=3", or NULL for a default. */
 struct mtp__config_places {
     char *path;    /* of the TOML file */
     char **origin; /* [number of fields] */
