@@ -1,0 +1,245 @@
+/* Collating: samples into one batch, packed or padded. */
+#include "data/batch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+
+enum { ALIGNMENT = 64 };
+
+/* ---- memory --------------------------------------------------------------------------------------------------- */
+
+/* The next part of the block; with base NULL only the sum is made. */
+static void *carve(char *base, size_t *used, int64_t count, size_t size)
+{
+    void *part = base ? base + *used : NULL;
+    *used += ((size_t)count * size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return part;
+}
+
+static int64_t kv_width(const mtp_verifier_config *verifier, int type)
+{
+    return MTP__KV * verifier->num_kv_heads[type] * verifier->head_dim[type];
+}
+
+static size_t lay_out(mtp__batch *batch, char *base)
+{
+    const mtp_dataset *dataset = batch->dataset;
+    const mtp_verifier_config *verifier = mtp_verifier_get_config(dataset->verifier);
+    const int64_t places = batch->max_places, documents = batch->max_documents;
+    int64_t widest = verifier->hidden_size;
+    size_t used = 0;
+    batch->view.token_ids = carve(base, &used, places, sizeof *batch->view.token_ids);
+    batch->view.loss_mask = carve(base, &used, places, sizeof *batch->view.loss_mask);
+    batch->view.document_ids = carve(base, &used, places, sizeof *batch->view.document_ids);
+    batch->view.document_begin = carve(base, &used, documents, sizeof *batch->view.document_begin);
+    batch->view.document_end = carve(base, &used, documents, sizeof *batch->view.document_end);
+    batch->view.document_sample = carve(base, &used, documents, sizeof *batch->view.document_sample);
+    batch->hidden = carve(base, &used, places * verifier->hidden_size, dataset->hidden_size);
+    for (int type = 0; type < MTP_LAYER_TYPES; type++) {
+        const int64_t width = kv_width(verifier, type);
+        if (width > widest) widest = width;
+        batch->kv[type] = width ? carve(base, &used, places * width, dataset->kv_size[type]) : NULL;
+    }
+    batch->scratch = carve(base, &used, 2 * widest, sizeof(float));
+    return used;
+}
+
+mtp_status mtp__batch_create(const mtp_dataset *dataset, int64_t places, int64_t documents, mtp__batch **batch)
+{
+    *batch = NULL;
+    if (places > INT32_MAX)
+        return MTP_FAIL(MTP_E_ARGUMENT, "a batch of %lld token places; at most %d are possible", (long long)places,
+                        INT32_MAX);
+    mtp__batch *made = calloc(1, sizeof *made);
+    if (!made) return MTP_FAIL(MTP_E_MEMORY, "no memory for a batch");
+    made->dataset = dataset;
+    made->max_places = places;
+    made->max_documents = documents;
+    made->bytes = lay_out(made, NULL);
+    made->memory = aligned_alloc(ALIGNMENT, made->bytes);
+    if (!made->memory) {
+        const size_t bytes = made->bytes;
+        free(made);
+        return MTP_FAIL(MTP_E_MEMORY, "no memory for a batch of %lld tokens (%zu MiB)", (long long)places, bytes >> 20);
+    }
+    lay_out(made, made->memory);
+    *batch = made;
+    return MTP_OK;
+}
+
+void mtp__batch_free(mtp__batch *batch)
+{
+    if (!batch) return;
+    free(batch->memory);
+    free(batch);
+}
+
+/* ---- collating ------------------------------------------------------------------------------------------------ */
+
+/* Types of this batch: those of its samples when they agree, else fp32. */
+static void choose_types(const mtp_dataset *dataset, const mtp__batch_item *items, int64_t count, mtp_dtype *hidden,
+                         mtp_dtype kv[MTP_LAYER_TYPES])
+{
+    const mtp__dataset_entry *first = &dataset->entries[items[0].sample];
+    *hidden = first->hidden_dtype;
+    for (int type = 0; type < MTP_LAYER_TYPES; type++) kv[type] = first->kv_dtype[type];
+    for (int64_t i = 1; i < count; i++) {
+        const mtp__dataset_entry *entry = &dataset->entries[items[i].sample];
+        if (entry->hidden_dtype != *hidden) *hidden = MTP_F32;
+        for (int type = 0; type < MTP_LAYER_TYPES; type++)
+            if (entry->kv_dtype[type] != kv[type]) kv[type] = MTP_F32;
+    }
+}
+
+/* Shape, views and the places of every document. */
+static void place_documents(mtp__batch *batch, const mtp__batch_item *items, int64_t count, bool packed)
+{
+    const mtp_verifier_config *verifier = mtp_verifier_get_config(batch->dataset->verifier);
+    mtp_batch *view = &batch->view;
+    mtp_dtype hidden, kv[MTP_LAYER_TYPES];
+    int64_t total = 0, longest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        total += items[i].length;
+        if (items[i].length > longest) longest = items[i].length;
+    }
+    view->batch = packed ? 1 : count;
+    view->seq = packed ? total : longest;
+    view->num_documents = count;
+    view->num_supervised = 0;
+    choose_types(batch->dataset, items, count, &hidden, kv);
+    view->hidden_states = mtp_view_3d(batch->hidden, hidden, view->batch, view->seq, verifier->hidden_size);
+    for (int type = 0; type < MTP_LAYER_TYPES; type++) {
+        const int64_t shape[5] = {view->batch, view->seq, MTP__KV, verifier->num_kv_heads[type],
+                                  verifier->head_dim[type]};
+        view->kv[type] = batch->kv[type] ? mtp_view_nd(batch->kv[type], kv[type], 5, shape) : (mtp_view){0};
+    }
+    int64_t begin = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (!packed) begin = i * longest;
+        view->document_begin[i] = (int32_t)begin;
+        view->document_end[i] = (int32_t)(begin + items[i].length);
+        view->document_sample[i] = items[i].sample;
+        begin += items[i].length;
+    }
+}
+
+static void clear_padding(mtp__batch *batch)
+{
+    mtp_batch *view = &batch->view;
+    const size_t places = (size_t)(view->batch * view->seq);
+    memset(view->token_ids, 0, places * sizeof *view->token_ids);
+    memset(view->loss_mask, 0, places * sizeof *view->loss_mask);
+    memset(view->document_ids, 0xff, places * sizeof *view->document_ids);
+    memset(batch->hidden, 0, (size_t)mtp_view_count(view->hidden_states) * mtp_dtype_size(view->hidden_states.dtype));
+    for (int type = 0; type < MTP_LAYER_TYPES; type++)
+        if (batch->kv[type])
+            memset(batch->kv[type], 0, (size_t)mtp_view_count(view->kv[type]) * mtp_dtype_size(view->kv[type].dtype));
+}
+
+static void *at(const mtp_view *view, int64_t elements)
+{
+    return (char *)view->data + (size_t)elements * mtp_dtype_size(view->dtype);
+}
+
+static mtp_status read_mask(const mtp__dataset_entry *entry, const mtp__sample *sample, int64_t length, uint8_t *mask)
+{
+    if (sample->loss_mask) return mtp__sample_read_mask(sample, length, mask);
+    for (int64_t i = 0; i < length; i++)
+        mask[i] = entry->sidecar_mask ? entry->sidecar_mask[i] : i >= entry->sidecar_prompt_len;
+    return MTP_OK;
+}
+
+/* The planner relied on the mask that the data set saw. */
+static mtp_status count_targets(const mtp__dataset_entry *entry, const uint8_t *mask, int64_t length, int64_t *count)
+{
+    int64_t targets = 0;
+    for (int64_t i = 2; i < length; i++) targets += mask[i];
+    if ((targets > 0) != (entry->first_target < length))
+        return MTP_FAIL(MTP_E_DATA, "loss_mask changed since the data set was opened");
+    *count += targets;
+    return MTP_OK;
+}
+
+static mtp_status read_values(mtp__batch *batch, const mtp__dataset_entry *entry, const mtp__sample *sample,
+                              int64_t begin, int64_t length)
+{
+    const mtp_verifier *verifier = batch->dataset->verifier;
+    const mtp_verifier_config *config = mtp_verifier_get_config(verifier);
+    const mtp__final_norm none = {.weight = NULL};
+    const mtp__final_norm norm = {.weight = mtp_verifier_norm(verifier), .eps = config->rms_norm_eps};
+    mtp_batch *view = &batch->view;
+    MTP_TRY(mtp__field_read(&sample->hidden, length, entry->normalise ? norm : none, true, view->hidden_states.dtype,
+                            at(&view->hidden_states, begin * config->hidden_size), config->hidden_size,
+                            batch->scratch));
+    for (int type = 0; type < MTP_LAYER_TYPES; type++) {
+        const int64_t width = kv_width(config, type);
+        for (int part = 0; part < MTP__KV && width; part++)
+            MTP_TRY(mtp__field_read(&sample->kv[type][part], length, none, false, view->kv[type].dtype,
+                                    at(&view->kv[type], begin * width + part * (width / MTP__KV)), width,
+                                    batch->scratch));
+    }
+    return MTP_OK;
+}
+
+static mtp_status read_document(mtp__batch *batch, int64_t document, const mtp__batch_item *item)
+{
+    const mtp__dataset_entry *entry = &batch->dataset->entries[item->sample];
+    mtp_batch *view = &batch->view;
+    mtp__sample sample;
+    mtp_safetensors *file = NULL;
+    MTP_TRY(mtp__dataset_open_sample(batch->dataset, item->sample, &file, &sample));
+    const int64_t begin = view->document_begin[document], length = item->length;
+    const int64_t vocab_size = mtp_verifier_get_config(batch->dataset->verifier)->vocab_size;
+    mtp_status status = mtp__sample_read_ids(&sample, vocab_size, length, view->token_ids + begin);
+    if (status == MTP_OK) status = read_mask(entry, &sample, length, view->loss_mask + begin);
+    if (status == MTP_OK) status = count_targets(entry, view->loss_mask + begin, length, &view->num_supervised);
+    if (status == MTP_OK) status = read_values(batch, entry, &sample, begin, length);
+    mtp_safetensors_close(file);
+    for (int64_t i = 0; i < length; i++) view->document_ids[begin + i] = (int32_t)document;
+    return status == MTP_OK ? MTP_OK : mtp__fail_prefix(status, "%s", entry->path);
+}
+
+mtp_status mtp__batch_fill(mtp__batch *batch, const mtp__batch_item *items, int64_t count, bool packed)
+{
+    place_documents(batch, items, count, packed);
+    if (!packed) clear_padding(batch);
+    for (int64_t i = 0; i < count; i++) MTP_TRY(read_document(batch, i, &items[i]));
+    return MTP_OK;
+}
+
+mtp_status mtp_batch_collate(const mtp_dataset *dataset, const int64_t *samples, int64_t num_samples, bool packed,
+                             mtp_batch **batch)
+{
+    MTP_REQUIRE(dataset && samples && num_samples >= 1 && batch);
+    *batch = NULL;
+    int64_t total = 0, longest = 0;
+    for (int64_t i = 0; i < num_samples; i++) {
+        if (samples[i] < 0 || samples[i] >= dataset->count)
+            return MTP_FAIL(MTP_E_ARGUMENT, "sample %lld of a data set of %lld", (long long)samples[i],
+                            (long long)dataset->count);
+        const int64_t length = dataset->entries[samples[i]].num_tokens;
+        total += length;
+        if (length > longest) longest = length;
+    }
+    mtp__batch *made = NULL;
+    MTP_TRY(mtp__batch_create(dataset, packed ? total : num_samples * longest, num_samples, &made));
+    mtp__batch_item *items = malloc((size_t)num_samples * sizeof *items);
+    mtp_status status = items ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "no memory for %lld samples", (long long)num_samples);
+    for (int64_t i = 0; i < num_samples && status == MTP_OK; i++)
+        items[i] = (mtp__batch_item){samples[i], dataset->entries[samples[i]].num_tokens};
+    if (status == MTP_OK) status = mtp__batch_fill(made, items, num_samples, packed);
+    free(items);
+    if (status != MTP_OK) {
+        mtp__batch_free(made);
+        return status;
+    }
+    *batch = &made->view;
+    return MTP_OK;
+}
+
+void mtp_batch_free(mtp_batch *batch)
+{
+    mtp__batch_free((mtp__batch *)batch);
+}

@@ -1,0 +1,346 @@
+/* A data set: the headers of all samples, checked once, and where each loss mask comes from. */
+#include "data/dataset.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "data/sidecar.h"
+
+/* ---- masks ---------------------------------------------------------------------------------------------------- */
+
+static mtp_status missing_mask(const char *path)
+{
+    return MTP_FAIL(MTP_E_DATA,
+                    "no loss mask. Either put loss_mask (U8 [S]) into the file, or put a line {\"file\": \"%s\", "
+                    "\"prompt_len\": N} (or \"loss_mask\": [0, 1, ...]) into a *.jsonl file beside it",
+                    mtp__path_name(path));
+}
+
+/* The sidecar's entry against the number of tokens, and against the file's own mask when it has one. */
+static mtp_status check_sidecar(const mtp__sidecar_entry *side, int64_t num_tokens, const uint8_t *file_mask)
+{
+    if (side->mask && side->mask_length != num_tokens)
+        return MTP_FAIL(MTP_E_DATA, "%s: loss_mask has %lld entries, the sample has %lld tokens", side->origin,
+                        (long long)side->mask_length, (long long)num_tokens);
+    if (!side->mask && side->prompt_len > num_tokens)
+        return MTP_FAIL(MTP_E_DATA, "%s: prompt_len is %lld, the sample has %lld tokens", side->origin,
+                        (long long)side->prompt_len, (long long)num_tokens);
+    for (int64_t i = 0; file_mask && i < num_tokens; i++)
+        if (mtp__sidecar_supervises(side, i) != (file_mask[i] != 0))
+            return MTP_FAIL(MTP_E_DATA,
+                            "%s: loss_mask of the file says %d for token %lld, the sidecar says %d; remove one",
+                            side->origin, file_mask[i], (long long)i, !file_mask[i]);
+    return MTP_OK;
+}
+
+static void summarise(mtp__dataset_entry *entry, const uint8_t *mask)
+{
+    entry->num_supervised = 0;
+    entry->prompt_len = entry->first_target = entry->num_tokens;
+    for (int64_t i = entry->num_tokens - 1; i >= 0; i--) {
+        if (!mask[i]) continue;
+        entry->num_supervised++;
+        entry->prompt_len = i;
+        if (i >= 2) entry->first_target = i;
+    }
+}
+
+/* Where the mask comes from, and what it holds. `mask` is scratch [num_tokens]. */
+static mtp_status find_mask(const mtp__sample *sample, mtp__sidecar *sidecar, mtp__dataset_entry *entry, uint8_t *mask)
+{
+    const mtp__sidecar_entry *side = mtp__sidecar_find(sidecar, mtp__path_name(entry->path));
+    entry->sidecar_prompt_len = -1;
+    if (!side && !sample->loss_mask) return missing_mask(entry->path);
+    if (sample->loss_mask) MTP_TRY(mtp__sample_read_mask(sample, entry->num_tokens, mask));
+    if (side) MTP_TRY(check_sidecar(side, entry->num_tokens, sample->loss_mask ? mask : NULL));
+    if (side && !sample->loss_mask) {
+        for (int64_t i = 0; i < entry->num_tokens; i++) mask[i] = mtp__sidecar_supervises(side, i);
+        entry->sidecar_prompt_len = side->prompt_len;
+        if (side->mask) {
+            entry->sidecar_mask = malloc((size_t)entry->num_tokens);
+            if (!entry->sidecar_mask) return MTP_FAIL(MTP_E_MEMORY, "no memory for a loss mask");
+            memcpy(entry->sidecar_mask, mask, (size_t)entry->num_tokens);
+        }
+    }
+    summarise(entry, mask);
+    return MTP_OK;
+}
+
+/* ---- one sample ----------------------------------------------------------------------------------------------- */
+
+static mtp_status resolve_norm(mtp_hidden_norm label, mtp_hidden_norm setting, bool *normalise)
+{
+    static const char *const names[] = {"unset", "pre", "post"};
+    if (label == MTP_HIDDEN_UNSET && setting == MTP_HIDDEN_UNSET)
+        return MTP_FAIL(MTP_E_CONFIG,
+                        "the file does not say whether hidden_states are before or after the verifier's final norm. "
+                        "Set hidden_norm = \"pre\" (before it, as vLLM's extraction writes them; the norm is applied "
+                        "when they are read) or hidden_norm = \"post\" (after it)");
+    if (label != MTP_HIDDEN_UNSET && setting != MTP_HIDDEN_UNSET && label != setting)
+        return MTP_FAIL(MTP_E_CONFIG,
+                        "the file says hidden_norm \"%s\" but the setting is hidden_norm = \"%s\"; remove the setting, "
+                        "or correct the file's metadata",
+                        names[label], names[setting]);
+    *normalise = (label == MTP_HIDDEN_UNSET ? setting : label) == MTP_HIDDEN_PRE;
+    return MTP_OK;
+}
+
+static mtp_dtype kv_dtype_of(const mtp__field kv[MTP__KV])
+{
+    if (!kv[MTP__K].entry) return MTP_F32;
+    return kv[MTP__K].dtype == kv[MTP__V].dtype ? kv[MTP__K].dtype : MTP_F32;
+}
+
+static mtp_status fill_entry(const mtp_dataset *dataset, const mtp_safetensors *file, mtp_hidden_norm setting,
+                             mtp__sidecar *sidecar, mtp__dataset_entry *entry)
+{
+    mtp__sample sample;
+    MTP_TRY(mtp__sample_describe(file, mtp_verifier_get_config(dataset->verifier), &sample));
+    entry->num_tokens = sample.num_tokens;
+    entry->hidden_dtype = sample.hidden.dtype;
+    for (int type = 0; type < MTP_LAYER_TYPES; type++) entry->kv_dtype[type] = kv_dtype_of(sample.kv[type]);
+    MTP_TRY(resolve_norm(sample.label, setting, &entry->normalise));
+    uint8_t *mask = malloc((size_t)sample.num_tokens);
+    if (!mask) return MTP_FAIL(MTP_E_MEMORY, "no memory for %lld tokens", (long long)sample.num_tokens);
+    const mtp_status status = find_mask(&sample, sidecar, entry, mask);
+    free(mask);
+    return status;
+}
+
+static mtp_status grow(mtp_dataset *dataset)
+{
+    if (dataset->count < dataset->capacity) return MTP_OK;
+    const int64_t capacity = dataset->capacity ? 2 * dataset->capacity : 64;
+    mtp__dataset_entry *entries = realloc(dataset->entries, (size_t)capacity * sizeof *entries);
+    if (!entries) return MTP_FAIL(MTP_E_MEMORY, "no memory for %lld samples", (long long)capacity);
+    dataset->entries = entries;
+    dataset->capacity = capacity;
+    return MTP_OK;
+}
+
+static mtp_status add_sample(mtp_dataset *dataset, const char *path, mtp_hidden_norm setting, mtp__sidecar *sidecar)
+{
+    mtp_safetensors *file = NULL;
+    MTP_TRY(grow(dataset));
+    mtp__dataset_entry *entry = &dataset->entries[dataset->count];
+    *entry = (mtp__dataset_entry){.path = strdup(path)};
+    if (!entry->path) return MTP_FAIL(MTP_E_MEMORY, "%s: out of memory", path);
+    dataset->count++; /* from here on mtp_dataset_close frees it */
+    MTP_TRY(mtp_safetensors_open(path, &file));
+    const mtp_status status = fill_entry(dataset, file, setting, sidecar, entry);
+    mtp_safetensors_close(file);
+    return status == MTP_OK ? MTP_OK : mtp__fail_prefix(status, "%s", path);
+}
+
+/* ---- paths ---------------------------------------------------------------------------------------------------- */
+
+static mtp_status add_directory(mtp_dataset *dataset, const char *directory, mtp_hidden_norm setting,
+                                mtp__sidecar *sidecar)
+{
+    mtp__name_list names;
+    MTP_TRY(mtp__dir_list(directory, MTP__LIST_FILES, ".safetensors", &names));
+    mtp_status status = MTP_OK;
+    if (names.count == 0)
+        status = MTP_FAIL(MTP_E_NOT_FOUND,
+                          "%s: no *.safetensors files in this directory (subdirectories are not "
+                          "searched)",
+                          directory);
+    for (size_t i = 0; i < names.count && status == MTP_OK; i++) {
+        char *path = NULL;
+        status = mtp__path_join(directory, names.names[i], &path);
+        if (status == MTP_OK) status = add_sample(dataset, path, setting, sidecar);
+        free(path);
+    }
+    mtp__name_list_free(&names);
+    return status;
+}
+
+/* The directory a file is in; free() it. */
+static mtp_status directory_of(const char *path, char **directory)
+{
+    const size_t length = (size_t)(mtp__path_name(path) - path);
+    *directory = length == 0 ? strdup(".") : strndup(path, length);
+    return *directory ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "%s: out of memory", path);
+}
+
+static void warn_unused(const mtp__sidecar *sidecar, const mtp_logger *logger)
+{
+    size_t unused = 0, first = 0;
+    for (size_t i = sidecar->count; i-- > 0;)
+        if (!sidecar->entries[i].used) unused++, first = i;
+    if (unused)
+        mtp_log(logger, MTP_LOG_WARNING, "%s: %s is not there (%zu such lines in the sidecars of its directory)",
+                sidecar->entries[first].origin, sidecar->entries[first].file, unused);
+}
+
+/* One path. The sidecar of the directory read last is kept, so that files listed one by one do not read it again. */
+static mtp_status add_path(mtp_dataset *dataset, const char *path, const mtp_dataset_options *options, char **known,
+                           mtp__sidecar *sidecar)
+{
+    const bool whole = mtp__dir_exists(path);
+    char *directory = NULL;
+    if (!mtp__path_exists(path)) return MTP_FAIL(MTP_E_NOT_FOUND, "%s: no such file or directory", path);
+    if (whole)
+        directory = strdup(path);
+    else
+        MTP_TRY(directory_of(path, &directory));
+    if (!directory) return MTP_FAIL(MTP_E_MEMORY, "%s: out of memory", path);
+    mtp_status status = MTP_OK;
+    if (*known && strcmp(*known, directory) == 0) {
+        free(directory);
+    } else {
+        mtp__sidecar_free(sidecar);
+        free(*known);
+        *known = directory;
+        status = mtp__sidecar_read(sidecar, directory);
+    }
+    if (status != MTP_OK) return status;
+    if (!whole) return add_sample(dataset, path, options->hidden_norm, sidecar);
+    MTP_TRY(add_directory(dataset, path, options->hidden_norm, sidecar));
+    warn_unused(sidecar, options->logger);
+    return MTP_OK;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------------------ */
+
+static int by_path(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static mtp_status refuse_duplicates(const mtp_dataset *dataset)
+{
+    char **real = calloc((size_t)dataset->count, sizeof *real);
+    if (!real) return MTP_FAIL(MTP_E_MEMORY, "no memory for %lld paths", (long long)dataset->count);
+    mtp_status status = MTP_OK;
+    for (int64_t i = 0; i < dataset->count && status == MTP_OK; i++) {
+        real[i] = realpath(dataset->entries[i].path, NULL);
+        if (!real[i]) status = MTP_FAIL(MTP_E_IO, "%s: cannot resolve the path", dataset->entries[i].path);
+    }
+    if (status == MTP_OK) qsort(real, (size_t)dataset->count, sizeof *real, by_path);
+    for (int64_t i = 1; i < dataset->count && status == MTP_OK; i++)
+        if (strcmp(real[i - 1], real[i]) == 0)
+            status = MTP_FAIL(MTP_E_CONFIG, "%s is given twice; name each directory or file once", real[i]);
+    for (int64_t i = 0; i < dataset->count; i++) free(real[i]);
+    free(real);
+    return status;
+}
+
+/* How wide a batch's values can be: the type of all samples when they agree, else fp32. */
+static void measure(mtp_dataset *dataset)
+{
+    for (int64_t i = 0; i < dataset->count; i++) {
+        const mtp__dataset_entry *entry = &dataset->entries[i], *first = dataset->entries;
+        const size_t hidden = entry->hidden_dtype == first->hidden_dtype ? mtp_dtype_size(entry->hidden_dtype) : 4;
+        if (hidden > dataset->hidden_size) dataset->hidden_size = hidden;
+        for (int type = 0; type < MTP_LAYER_TYPES; type++) {
+            const bool same = entry->kv_dtype[type] == first->kv_dtype[type];
+            const size_t size = same ? mtp_dtype_size(entry->kv_dtype[type]) : 4;
+            if (size > dataset->kv_size[type]) dataset->kv_size[type] = size;
+        }
+        dataset->num_tokens += entry->num_tokens;
+    }
+}
+
+static void report(const mtp_dataset *dataset, const mtp_logger *logger)
+{
+    int64_t supervised = 0, without = 0;
+    for (int64_t i = 0; i < dataset->count; i++) {
+        supervised += dataset->entries[i].num_supervised;
+        without += dataset->entries[i].first_target == dataset->entries[i].num_tokens;
+    }
+    mtp_log(logger, MTP_LOG_INFO, "data: %lld samples, %lld tokens, %lld supervised", (long long)dataset->count,
+            (long long)dataset->num_tokens, (long long)supervised);
+    if (without)
+        mtp_log(logger, MTP_LOG_WARNING, "data: %lld samples have no token that could be a target", (long long)without);
+}
+
+mtp_status mtp_dataset_open(const char *const *paths, int64_t num_paths, const mtp_verifier *verifier,
+                            const mtp_dataset_options *options, mtp_dataset **dataset)
+{
+    MTP_REQUIRE(paths && num_paths >= 1 && verifier && options && dataset);
+    MTP_REQUIRE(options->hidden_norm >= MTP_HIDDEN_UNSET && options->hidden_norm <= MTP_HIDDEN_POST);
+    *dataset = NULL;
+    mtp_dataset *made = calloc(1, sizeof *made);
+    if (!made) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
+    made->verifier = verifier;
+    mtp__sidecar sidecar = {0};
+    char *known = NULL;
+    mtp_status status = MTP_OK;
+    for (int64_t i = 0; i < num_paths && status == MTP_OK; i++)
+        status = add_path(made, paths[i], options, &known, &sidecar);
+    mtp__sidecar_free(&sidecar);
+    free(known);
+    if (status == MTP_OK) status = refuse_duplicates(made);
+    if (status != MTP_OK) {
+        mtp_dataset_close(made);
+        return status;
+    }
+    measure(made);
+    report(made, options->logger);
+    *dataset = made;
+    return MTP_OK;
+}
+
+void mtp_dataset_close(mtp_dataset *dataset)
+{
+    if (!dataset) return;
+    for (int64_t i = 0; i < dataset->count; i++) {
+        free(dataset->entries[i].path);
+        free(dataset->entries[i].sidecar_mask);
+    }
+    free(dataset->entries);
+    free(dataset);
+}
+
+int64_t mtp_dataset_size(const mtp_dataset *dataset)
+{
+    return dataset->count;
+}
+
+mtp_sample_info mtp_dataset_sample(const mtp_dataset *dataset, int64_t index)
+{
+    if (index < 0 || index >= dataset->count) return (mtp_sample_info){0};
+    const mtp__dataset_entry *entry = &dataset->entries[index];
+    return (mtp_sample_info){.path = entry->path,
+                             .name = mtp__path_name(entry->path),
+                             .num_tokens = entry->num_tokens,
+                             .prompt_len = entry->prompt_len,
+                             .num_supervised = entry->num_supervised};
+}
+
+uint64_t mtp_dataset_fingerprint(const mtp_dataset *dataset)
+{
+    uint64_t hash = MTP__FNV_START;
+    for (int64_t i = 0; i < dataset->count; i++) {
+        const mtp__dataset_entry *entry = &dataset->entries[i];
+        const char *name = mtp__path_name(entry->path);
+        const int64_t numbers[4] = {entry->num_tokens, entry->num_supervised, entry->prompt_len, entry->first_target};
+        hash = mtp__fnv1a(hash, name, strlen(name) + 1);
+        hash = mtp__fnv1a(hash, numbers, sizeof numbers);
+    }
+    return hash;
+}
+
+mtp_status mtp__dataset_open_sample(const mtp_dataset *dataset, int64_t index, mtp_safetensors **file,
+                                    mtp__sample *sample)
+{
+    const mtp__dataset_entry *entry = &dataset->entries[index];
+    MTP_TRY(mtp_safetensors_open(entry->path, file));
+    mtp_status status = mtp__sample_describe(*file, mtp_verifier_get_config(dataset->verifier), sample);
+    if (status == MTP_OK) {
+        bool same = sample->num_tokens == entry->num_tokens && sample->hidden.dtype == entry->hidden_dtype;
+        same = same && (sample->loss_mask || entry->sidecar_mask || entry->sidecar_prompt_len >= 0);
+        for (int type = 0; type < MTP_LAYER_TYPES; type++)
+            same = same && kv_dtype_of(sample->kv[type]) == entry->kv_dtype[type];
+        if (!same) status = MTP_FAIL(MTP_E_DATA, "the file changed since the data set was opened");
+    }
+    if (status != MTP_OK) {
+        mtp_safetensors_close(*file);
+        *file = NULL;
+        return mtp__fail_prefix(status, "%s", entry->path);
+    }
+    return MTP_OK;
+}
