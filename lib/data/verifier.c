@@ -191,10 +191,9 @@ static void compare_type(mtp__text *list, const mtp_verifier_config *verifier, c
         compare(list, "sliding_window", NULL, drafter->sliding_window, verifier->sliding_window);
 }
 
-mtp_status mtp_verifier_check_drafter(const mtp_verifier *verifier, const mtp_drafter_config *drafter)
+mtp_status mtp__verifier_config_check(const mtp_verifier_config *config, const char *directory,
+                                      const mtp_drafter_config *drafter)
 {
-    MTP_REQUIRE(verifier && drafter);
-    const mtp_verifier_config *config = &verifier->config;
     mtp__text list = {0};
     compare(&list, "backbone_hidden_size", NULL, drafter->backbone_hidden_size, config->hidden_size);
     compare(&list, "vocab_size", NULL, drafter->vocab_size, config->vocab_size);
@@ -207,8 +206,14 @@ mtp_status mtp_verifier_check_drafter(const mtp_verifier *verifier, const mtp_dr
                       list.length ? "; " : "", (long long)drafter->num_centroids, (long long)config->vocab_size);
     mtp_status status = mtp__text_check(&list);
     if (status == MTP_OK && list.length)
-        status = MTP_FAIL(MTP_E_DATA, "the drafter was not made for the verifier %s: %s", verifier->directory,
-                          mtp__text_get(&list));
+        status =
+            MTP_FAIL(MTP_E_DATA, "the drafter was not made for the verifier %s: %s", directory, mtp__text_get(&list));
     mtp__text_free(&list);
     return status;
+}
+
+mtp_status mtp_verifier_check_drafter(const mtp_verifier *verifier, const mtp_drafter_config *drafter)
+{
+    MTP_REQUIRE(verifier && drafter);
+    return mtp__verifier_config_check(&verifier->config, verifier->directory, drafter);
 }

@@ -6,5 +6,8 @@
 
 /* Parse and check config.json of `directory`. */
 mtp_status mtp__verifier_config_read(const char *directory, mtp_verifier_config *config);
+/* mtp_verifier_check_drafter without tensors at hand; `directory` is the verifier's, for the message. */
+mtp_status mtp__verifier_config_check(const mtp_verifier_config *config, const char *directory,
+                                      const mtp_drafter_config *drafter);
 
 #endif
