@@ -304,7 +304,12 @@ static void add_quoted(mtp__text *line, const char *text)
         return;
     }
     mtp__text_add(line, "'");
-    for (; *text; text++) mtp__text_add(line, *text == '\'' ? "'\\''" : "%c", *text);
+    for (; *text; text++) {
+        if (*text == '\'')
+            mtp__text_add(line, "'\\''");
+        else
+            mtp__text_add(line, "%c", *text);
+    }
     mtp__text_add(line, "'");
 }
 
