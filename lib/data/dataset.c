@@ -112,6 +112,7 @@ static mtp_status fill_entry(const mtp_dataset *dataset, const mtp_safetensors *
 static mtp_status grow(mtp_dataset *dataset)
 {
     if (dataset->count < dataset->capacity) return MTP_OK;
+    if (dataset->count >= UINT32_MAX / 2) return MTP_FAIL(MTP_E_DATA, "more than %u samples", UINT32_MAX / 2);
     const int64_t capacity = dataset->capacity ? 2 * dataset->capacity : 64;
     mtp__dataset_entry *entries = realloc(dataset->entries, (size_t)capacity * sizeof *entries);
     if (!entries) return MTP_FAIL(MTP_E_MEMORY, "no memory for %lld samples", (long long)capacity);

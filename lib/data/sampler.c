@@ -1,0 +1,110 @@
+#include "data/sampler.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "base/rng.h"
+
+/* Keeps the sampler's numbers apart from those of other users of the seed. */
+static const uint64_t SAMPLER_STREAM = UINT64_C(0x73616d706c657200); /* "sampler" */
+
+void mtp__sampler_order(uint64_t seed, int64_t epoch, bool shuffle, uint32_t count, uint32_t *order)
+{
+    for (uint32_t i = 0; i < count; i++) order[i] = i;
+    if (!shuffle) return;
+    mtp__rng rng = mtp__rng_make(seed, SAMPLER_STREAM + (uint64_t)epoch);
+    mtp__rng_permutation(&rng, count, order);
+}
+
+static mtp_status too_long(const mtp__dataset_entry *entry, int64_t budget)
+{
+    return MTP_FAIL(MTP_E_DATA,
+                    "%s has %lld tokens, more than the %lld of a batch; raise tokens_per_batch, or set overlong to "
+                    "\"truncate\" or \"skip\"",
+                    entry->path, (long long)entry->num_tokens, (long long)budget);
+}
+
+/* What stands in the batch that is being filled. */
+typedef struct open_batch {
+    mtp__plan_batch batch;
+    bool supervised;
+} open_batch;
+
+/* Keep the open batch or count it as skipped, and begin the next. */
+static void close_batch(mtp__plan *plan, open_batch *open)
+{
+    mtp__plan_batch next = {.begin = plan->num_items, .end = plan->num_items};
+    open->batch.end = plan->num_items;
+    if (open->supervised) {
+        plan->batches[plan->num_batches++] = open->batch;
+    } else if (open->batch.end > open->batch.begin) {
+        next.batches_skipped = open->batch.batches_skipped + 1;
+        next.documents_truncated = open->batch.documents_truncated;
+        next.documents_skipped = open->batch.documents_skipped;
+    } else {
+        return; /* nothing in it yet */
+    }
+    *open = (open_batch){.batch = next};
+}
+
+static mtp_status fill(const mtp_dataset *dataset, const mtp_loader_options *options, const uint32_t *order,
+                       mtp__plan *plan)
+{
+    const int64_t budget = options->tokens_per_batch;
+    open_batch open = {.supervised = false};
+    for (int64_t i = 0; i < dataset->count; i++) {
+        const mtp__dataset_entry *entry = &dataset->entries[order[i]];
+        int64_t length = entry->num_tokens;
+        if (length > budget && options->overlong == MTP_OVERLONG_ERROR) return too_long(entry, budget);
+        if (length > budget && options->overlong == MTP_OVERLONG_SKIP) {
+            open.batch.documents_skipped++;
+            continue;
+        }
+        const bool truncated = length > budget;
+        if (truncated) length = budget;
+        if (open.batch.tokens + length > budget) close_batch(plan, &open);
+        plan->items[plan->num_items++] = (mtp__batch_item){order[i], length};
+        open.batch.tokens += length;
+        open.batch.documents_truncated += truncated;
+        open.supervised = open.supervised || entry->first_target < length;
+    }
+    close_batch(plan, &open);
+    if (plan->num_batches == 0)
+        return MTP_FAIL(MTP_E_DATA,
+                        "none of the %lld samples has a token that could be a target within %lld tokens; "
+                        "check the loss masks and tokens_per_batch",
+                        (long long)dataset->count, (long long)budget);
+    /* what came after the last kept batch is counted with it, so that an epoch's counts are complete */
+    mtp__plan_batch *last = &plan->batches[plan->num_batches - 1];
+    last->batches_skipped += open.batch.batches_skipped;
+    last->documents_truncated += open.batch.documents_truncated;
+    last->documents_skipped += open.batch.documents_skipped;
+    return MTP_OK;
+}
+
+mtp_status mtp__plan_create(const mtp_dataset *dataset, const mtp_loader_options *options, int64_t epoch,
+                            mtp__plan *plan)
+{
+    const size_t count = (size_t)dataset->count;
+    *plan = (mtp__plan){.epoch = epoch};
+    uint32_t *order = malloc(count * sizeof *order);
+    plan->items = malloc(count * sizeof *plan->items);
+    plan->batches = malloc(count * sizeof *plan->batches);
+    mtp_status status = MTP_OK;
+    if (!order || !plan->items || !plan->batches)
+        status = MTP_FAIL(MTP_E_MEMORY, "no memory to order %zu samples", count);
+    if (status == MTP_OK) {
+        mtp__sampler_order(options->seed, epoch, options->shuffle, (uint32_t)count, order);
+        status = fill(dataset, options, order, plan);
+    }
+    free(order);
+    if (status != MTP_OK) mtp__plan_free(plan);
+    return status;
+}
+
+void mtp__plan_free(mtp__plan *plan)
+{
+    free(plan->items);
+    free(plan->batches);
+    *plan = (mtp__plan){0};
+}
