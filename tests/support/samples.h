@@ -51,9 +51,9 @@ test_tensor *test_sample_add(test_sample *sample, const char *name, mtp_dtype dt
 #define test_sample_put(sample, name, dtype, ...)                                                                   \
     test_sample_add((sample), (name), (dtype), (int32_t)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), \
                     (const int64_t[]){__VA_ARGS__})
-/* Change the type of a tensor; values are rounded to it. */
+/* Change the type of a tensor; values are rounded to it. Not for 8-bit floats. */
 void test_sample_retype(test_sample *sample, const char *name, mtp_dtype dtype);
-/* Values by flat index, of any type but the 8-bit floats (those are bytes: use test_tensor_set with F8 patterns). */
+/* Values by flat index; of 8-bit types (floats too) the byte. */
 double test_tensor_get(const test_tensor *tensor, int64_t index);
 void test_tensor_set(test_tensor *tensor, int64_t index, double value);
 void test_sample_write(const test_sample *sample, const char *path);
