@@ -59,6 +59,7 @@ static void memory_goes_there_and_back(void **state)
     assert_ok(backend->download(device, back, memory, sizeof back));
     assert_true(back[49] == 0 && back[50] == 50);
     assert_fails(backend->upload(device, NULL, text, 1), MTP_E_ARGUMENT, "copy");
+    backend->memory_free(device, memory);
     assert_fails(backend->memory_alloc(device, SIZE_MAX / 2, &memory), MTP_E_MEMORY, "bytes");
     assert_null(memory);
     assert_ok(backend->memory_alloc(device, 0, &memory));
