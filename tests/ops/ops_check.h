@@ -49,10 +49,10 @@ static inline mtp_scratch ops_scratch(size_t size)
     return (mtp_scratch){.data = ops_bytes(size), .size = size};
 }
 
-/* Check every guard and free every buffer; devices stay open. */
-static inline void ops_release_buffers(void)
+/* Check the guards of the buffers made since ops_owned.count was `mark` and free them. */
+static inline void ops_release_to(int mark)
 {
-    for (int i = 0; i < ops_owned.count; i++) {
+    for (int i = mark; i < ops_owned.count; i++) {
         const ops_block *block = &ops_owned.blocks[i];
         for (size_t k = 0; k < OPS_GUARD; k++) {
             if (block->memory[k] != 0xa5) fail_msg("written %zu bytes before a buffer", OPS_GUARD - k);
@@ -60,7 +60,13 @@ static inline void ops_release_buffers(void)
         }
         free(block->memory);
     }
-    ops_owned.count = 0;
+    ops_owned.count = mark;
+}
+
+/* The same for every buffer; devices stay open. */
+static inline void ops_release_buffers(void)
+{
+    ops_release_to(0);
 }
 
 /* The same, and the devices are closed. */
