@@ -249,13 +249,15 @@ static mtp_status resolve(mtp__leak *leak, const mtp_leak_options *options, mtp_
     if (options->tokens_per_batch == 0) leak->options.tokens_per_batch = DEFAULT_TOKENS;
     if (leak->options.rows_per_document < 0 || leak->options.tokens_per_batch < 0)
         return MTP_FAIL(MTP_E_CONFIG, "rows_per_document and tokens_per_batch must be 1 or more");
-    leak->config = (mtp_step_config){
-        .num_speculative_steps = options->num_speculative_steps ? options->num_speculative_steps : DEFAULT_STEPS,
-        .position_offset = options->position_offset,
-        .feeding = MTP_FEED_TEACHER,
-        .head_mode = ordered ? MTP_HEAD_MASKED : MTP_HEAD_FLAT,
-        .step_weight_beta = 0.6,
-        .centroid_weight = ordered ? 1 : 0};
+    const int32_t K = options->num_speculative_steps ? options->num_speculative_steps : DEFAULT_STEPS;
+    if (K < 1 || K > MAX_STEPS)
+        return MTP_FAIL(MTP_E_CONFIG, "num_speculative_steps is %d; it must be 1 to %d", K, MAX_STEPS);
+    leak->config = (mtp_step_config){.num_speculative_steps = K,
+                                     .position_offset = options->position_offset,
+                                     .feeding = MTP_FEED_TEACHER,
+                                     .head_mode = ordered ? MTP_HEAD_MASKED : MTP_HEAD_FLAT,
+                                     .step_weight_beta = 0.6,
+                                     .centroid_weight = ordered ? 1 : 0};
     leak->rule = (mtp__leak_rule){.window = leak->drafter->config.sliding_window, .future = 1};
     leak->tolerance = info.rows_exact ? 0 : FLOAT_ORDER_TOLERANCE;
     *report = (mtp_leak_report){
