@@ -31,3 +31,9 @@ double mtp__schedule_lr(const mtp__schedule *s, int64_t step)
     }
     return s->learning_rate * (s->min_lr_ratio + (1.0 - s->min_lr_ratio) * height);
 }
+
+int64_t mtp__schedule_decay_steps(double ratio, int64_t max_steps)
+{
+    const int64_t steps = (int64_t)llround(ratio * (double)max_steps);
+    return steps < 1 ? 1 : steps;
+}

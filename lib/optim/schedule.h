@@ -24,5 +24,7 @@ typedef struct mtp__schedule {
  *              (warm-up, stable, decay: Hu et al., "MiniCPM", 2024)
  * From step N on the decayed value r * peak. */
 double mtp__schedule_lr(const mtp__schedule *schedule, int64_t step);
+/* MTP_LR_WSD: this share of the steps, rounded to the nearest, at least one. */
+int64_t mtp__schedule_decay_steps(double ratio, int64_t max_steps);
 
 #endif

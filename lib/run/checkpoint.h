@@ -52,6 +52,7 @@ typedef struct mtp__manifest {
     int64_t best_step;  /* of the best evaluation so far; -1 when there was none */
     double best_length; /* its accepted drafts a round */
     int64_t evals_since_best;
+    int64_t last_eval_step; /* of the last evaluation that was finished; -1 when there was none */
 } mtp__manifest;
 
 void mtp__manifest_free(mtp__manifest *manifest); /* frees the struct too; accepts NULL */

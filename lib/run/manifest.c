@@ -13,6 +13,7 @@ mtp__manifest *mtp__manifest_create(void)
     if (!manifest) return NULL;
     manifest->world_size = 1;
     manifest->best_step = -1;
+    manifest->last_eval_step = -1;
     return manifest;
 }
 
@@ -140,7 +141,8 @@ static mtp_status parse_best(const mtp__json_node *root, mtp__manifest *m)
     MTP_TRY(mtp__json_get_object(root, "best", &best));
     MTP_TRY(mtp__json_get_int64(&best, "step", -1, m->step, &m->best_step));
     MTP_TRY(mtp__json_get_double(&best, "accepted_length", &m->best_length));
-    return mtp__json_get_int64(&best, "evals_since", 0, INT64_MAX, &m->evals_since_best);
+    MTP_TRY(mtp__json_get_int64(&best, "evals_since", 0, INT64_MAX, &m->evals_since_best));
+    return mtp__json_get_int64(&best, "last_eval_step", -1, m->step, &m->last_eval_step);
 }
 
 static mtp_status check_version(const mtp__json_node *root)
@@ -225,13 +227,13 @@ static json_t *shards_json(const mtp__manifest *m)
 mtp_status mtp__manifest_write(const mtp__manifest *m, const char *path)
 {
     json_t *root = json_pack(
-        "{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:I, s:{s:I, s:f, s:I}, s:o, s:o}", "format",
+        "{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:I, s:{s:I, s:f, s:I, s:I}, s:o, s:o}", "format",
         MTP__CHECKPOINT_FORMAT, "version", (int)MTP__CHECKPOINT_VERSION, "step", (json_int_t)m->step, "total_steps",
         (json_int_t)m->total_steps, "epoch", (json_int_t)m->epoch, "batch", (json_int_t)m->batch, "seed",
         (json_int_t)m->seed, "world_size", (json_int_t)m->world_size, "drafter", m->drafter, "verifier",
         hex(m->verifier), "dataset", hex(m->dataset), "num_samples", (json_int_t)m->num_samples, "best", "step",
         (json_int_t)m->best_step, "accepted_length", m->best_length, "evals_since", (json_int_t)m->evals_since_best,
-        "config", settings_json(m), "shards", shards_json(m));
+        "last_eval_step", (json_int_t)m->last_eval_step, "config", settings_json(m), "shards", shards_json(m));
     if (!root) return no_memory();
     const mtp_status status = mtp__json_write(path, root, MTP__JSON_NEWLINE);
     json_decref(root);
