@@ -53,44 +53,45 @@ typedef struct line_writer {
     size_t length;
 } line_writer;
 
-static void add(line_writer *w, const char *format, double value)
+static void add(line_writer *w, const char *format, ...) MTP__PRINTF(2, 3);
+static void add(line_writer *w, const char *format, ...)
 {
     const size_t left = MTP__PROGRESS_LINE - w->length;
-    const int length = snprintf(w->text + w->length, left, format, value);
+    va_list args;
+    va_start(args, format);
+    const int length = vsnprintf(w->text + w->length, left, format, args);
+    va_end(args);
     if (length > 0) w->length += (size_t)length < left ? (size_t)length : left - 1;
 }
 
 /* Shares of all draft steps, up to the first eight. */
 static void add_shares(line_writer *w, const char *name, const mtp__update *u, int32_t K, bool missed)
 {
-    add(w, name, 0);
+    add(w, "  %s", name);
     for (int32_t k = 0; k < K && k < SHOWN_STEPS; k++) {
         const int64_t part = missed ? u->sums[k].missed : u->sums[k].correct;
         add(w, " %.3f", u->counts[k] ? (double)part / (double)u->counts[k] : 0.0);
     }
-    if (K > SHOWN_STEPS) add(w, " ...", 0);
+    if (K > SHOWN_STEPS) add(w, " ...");
 }
 
 static void add_duration(line_writer *w, double seconds)
 {
     const long long total = seconds > 0 ? (long long)(seconds + 0.5) : 0;
-    char text[48];
     if (total >= 3600)
-        snprintf(text, sizeof text, "  ETA %lld:%02lld:%02lld", total / 3600, total / 60 % 60, total % 60);
+        add(w, "  ETA %lld:%02lld:%02lld", total / 3600, total / 60 % 60, total % 60);
     else
-        snprintf(text, sizeof text, "  ETA %lld:%02lld", total / 60, total % 60);
-    add(w, text, 0);
+        add(w, "  ETA %lld:%02lld", total / 60, total % 60);
 }
 
 void mtp__progress_line(const mtp__progress *progress, const mtp__metrics *metrics, const mtp__update *u,
                         const mtp__pace *pace, int64_t total_steps, char line[MTP__PROGRESS_LINE])
 {
     line_writer w = {.text = line};
-    line[0] = '\0';
-    w.length = (size_t)snprintf(line, MTP__PROGRESS_LINE, "step %lld/%lld", (long long)u->step, (long long)total_steps);
+    add(&w, "step %lld/%lld", (long long)u->step, (long long)total_steps);
     add(&w, "  loss %.4f", u->loss);
-    add_shares(&w, "  acc", u, metrics->K, false);
-    if (metrics->ordered) add_shares(&w, "  miss", u, metrics->K, true);
+    add_shares(&w, "acc", u, metrics->K, false);
+    if (metrics->ordered) add_shares(&w, "miss", u, metrics->K, true);
     add(&w, "  lr %.2e", u->learning_rate);
     add(&w, "  %.0f rows/s", pace->rows_per_second);
     add(&w, "  wait %.0f%%", 100 * pace->data_wait);

@@ -1,0 +1,204 @@
+/* Opening what a run needs, in the order in which the parts depend on each other. */
+#include "run/trainer.h"
+
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "run/config.h"
+
+static mtp_status no_memory(void)
+{
+    return MTP_FAIL(MTP_E_MEMORY, "out of memory for the trainer");
+}
+
+uint64_t mtp__trainer_verifier_fingerprint(const mtp_verifier *verifier)
+{
+    enum { ROWS = 64 };
+    const mtp_view table = mtp_verifier_embedding(verifier);
+    const int64_t shape[3] = {table.shape[0], table.shape[1], (int64_t)table.dtype};
+    const size_t row = (size_t)table.shape[1] * mtp_dtype_size(table.dtype);
+    uint64_t hash = mtp__fnv1a(MTP__FNV_START, shape, sizeof shape);
+    hash = mtp__fnv1a(hash, mtp_verifier_norm(verifier), (size_t)table.shape[1] * sizeof(float));
+    for (int64_t i = 0; i < ROWS; i++) {
+        const int64_t r = i * (table.shape[0] - 1) / (ROWS - 1);
+        hash = mtp__fnv1a(hash, (const char *)table.data + (size_t)r * row, row);
+    }
+    return hash;
+}
+
+/* ---- model ---------------------------------------------------------------------------------------------------- */
+
+static mtp_status open_model(mtp__trainer *t)
+{
+    const mtp_train_config *c = t->config;
+    const mtp_context_options options = {
+        .device = c->device, .num_threads = (int)c->num_threads, .isa = *c->isa ? c->isa : NULL, .logger = t->logger};
+    MTP_TRY(mtp_context_create(&options, &t->context));
+    MTP_TRY(mtp_verifier_open(c->verifier, *c->embedding_from ? c->embedding_from : NULL, &t->verifier));
+    MTP_TRY(mtp_drafter_load(t->context, c->drafter, &t->drafter));
+    MTP_TRY_AT(mtp_verifier_check_drafter(t->verifier, mtp_drafter_get_config(t->drafter)), "drafter %s", c->drafter);
+    for (int64_t i = 0; i < c->freeze.count; i++) {
+        if (mtp_drafter_freeze(t->drafter, c->freeze.items[i]) != MTP_OK)
+            return mtp__config_fail(c, "freeze", "%s", mtp_last_error()->message);
+    }
+    return MTP_OK;
+}
+
+/* Indices of patterns that exclude a parameter are marked in `used`. */
+static bool excluded(const mtp_strings *patterns, const char *name, bool *used)
+{
+    bool match = false;
+    for (int64_t i = 0; i < patterns->count; i++) {
+        if (fnmatch(patterns->items[i], name, 0) != 0) continue;
+        used[i] = true;
+        match = true;
+    }
+    return match;
+}
+
+mtp_status mtp__trainer_tensors(const mtp_train_config *config, const mtp_drafter *drafter, mtp__optim_tensor **tensors,
+                                int64_t *count)
+{
+    const mtp_strings *patterns = &config->no_decay;
+    mtp__optim_tensor *list = calloc((size_t)drafter->num_params + 1, sizeof *list);
+    bool *used = calloc((size_t)patterns->count + 1, sizeof *used);
+    mtp_status status = list && used ? MTP_OK : no_memory();
+    *count = 0;
+    for (int64_t i = 0; status == MTP_OK && i < drafter->num_params; i++) {
+        const mtp__param *param = &drafter->params[i];
+        const bool exempt = excluded(patterns, param->name, used);
+        if (!param->trained) continue;
+        list[(*count)++] = (mtp__optim_tensor){.name = param->name,
+                                               .value = mtp__param_value(param),
+                                               .grad = mtp__param_grad(param),
+                                               .decays = mtp__param_decays(param) && !exempt};
+    }
+    for (int64_t i = 0; status == MTP_OK && i < patterns->count; i++)
+        if (!used[i])
+            status = mtp__config_fail(
+                config, "no_decay", "pattern \"%s\" matches no parameter (mtp inspect lists them)", patterns->items[i]);
+    free(used);
+    if (status != MTP_OK) {
+        free(list);
+        return status;
+    }
+    *tensors = list;
+    return MTP_OK;
+}
+
+static mtp_status open_optimizer(mtp__trainer *t)
+{
+    mtp__optim_tensor *tensors = NULL;
+    int64_t count = 0;
+    const mtp_adamw_config adamw = mtp__config_adamw(t->config);
+    MTP_TRY(mtp__drafter_alloc_grads(t->drafter));
+    MTP_TRY(mtp__trainer_tensors(t->config, t->drafter, &tensors, &count));
+    const mtp_status status = mtp__optimizer_create(t->context, tensors, count, &adamw, &t->optimizer);
+    free(tensors);
+    return status;
+}
+
+/* ---- data ----------------------------------------------------------------------------------------------------- */
+
+static mtp_status open_dataset(const mtp__trainer *t, const mtp_strings *paths, mtp_dataset **dataset)
+{
+    const mtp_dataset_options options = {.hidden_norm = (mtp_hidden_norm)t->config->hidden_norm, .logger = t->logger};
+    return mtp_dataset_open((const char *const *)paths->items, paths->count, t->verifier, &options, dataset);
+}
+
+static mtp_status open_data(mtp__trainer *t)
+{
+    const mtp_train_config *c = t->config;
+    /* an update holds all its micro-batches at once: their counts normalise the loss */
+    const mtp_loader_options options = {.tokens_per_batch = c->tokens_per_batch,
+                                        .overlong = (mtp_overlong)c->overlong,
+                                        .shuffle = c->shuffle,
+                                        .seed = (uint64_t)c->seed,
+                                        .prefetch = c->prefetch + c->gradient_accumulation_steps - 1,
+                                        .logger = t->logger};
+    MTP_TRY_AT(open_dataset(t, &c->train_data, &t->train_data), "train_data");
+    if (c->eval_data.count) MTP_TRY_AT(open_dataset(t, &c->eval_data, &t->eval_data), "eval_data");
+    return mtp_loader_create(t->train_data, &options, &t->loader);
+}
+
+/* How many updates the run has. */
+static mtp_status plan_length(mtp__trainer *t)
+{
+    const mtp_train_config *c = t->config;
+    int64_t steps = c->max_steps;
+    for (int64_t epoch = 0; epoch < c->num_train_epochs; epoch++) {
+        int64_t count = 0;
+        MTP_TRY(mtp_loader_batches(t->loader, epoch, &count));
+        t->total_batches += count;
+    }
+    if (c->num_train_epochs > 0) steps = (t->total_batches + t->accumulation - 1) / t->accumulation;
+    if (c->warmup_steps > steps)
+        return mtp__config_fail(c, "warmup_steps", "%lld is more than the %lld steps of the run",
+                                (long long)c->warmup_steps, (long long)steps);
+    t->schedule = (mtp__schedule){.type = (mtp_lr_scheduler)c->lr_scheduler_type,
+                                  .learning_rate = c->learning_rate,
+                                  .min_lr_ratio = c->min_lr_ratio,
+                                  .warmup_steps = c->warmup_steps,
+                                  .decay_steps = mtp__schedule_decay_steps(c->lr_decay_ratio, steps),
+                                  .max_steps = steps};
+    return MTP_OK;
+}
+
+/* ---- step ----------------------------------------------------------------------------------------------------- */
+
+static mtp_status open_step(mtp__trainer *t)
+{
+    const int32_t K = (int32_t)t->config->num_speculative_steps;
+    t->step_config = mtp__config_step(t->config);
+    MTP_TRY(mtp__step_create(t->drafter, t->verifier, &t->step_config, MTP__STEP_TRAIN, &t->step));
+    t->rows = calloc((size_t)t->accumulation, sizeof *t->rows);
+    t->batches = calloc((size_t)t->accumulation, sizeof *t->batches);
+    if (!t->rows || !t->batches) return no_memory();
+    for (int64_t i = 0; i < t->accumulation; i++)
+        MTP_TRY(mtp__rows_create(t->config->tokens_per_batch, K, &t->rows[i]));
+    return MTP_OK;
+}
+
+static mtp_status open_evaluator(mtp__trainer *t, const mtp__trainer_options *options)
+{
+    const mtp_evaluator_options evaluator = {.num_speculative_steps = t->step_config.num_speculative_steps,
+                                             .position_offset = t->step_config.position_offset,
+                                             .loss = &t->step_config,
+                                             .progress = options->progress,
+                                             .user = options->user};
+    if (!t->eval_data) return MTP_OK;
+    MTP_TRY_AT(mtp_evaluator_create(t->drafter, t->verifier, t->eval_data, &evaluator, &t->evaluator), "eval_data");
+    return MTP_OK;
+}
+
+mtp_status mtp__trainer_open(const mtp_train_config *config, const mtp__trainer_options *options, mtp__trainer *t)
+{
+    *t = (mtp__trainer){
+        .config = config, .logger = options->logger, .accumulation = config->gradient_accumulation_steps};
+    MTP_TRY(open_model(t));
+    MTP_TRY(open_data(t));
+    MTP_TRY(plan_length(t));
+    MTP_TRY(open_optimizer(t));
+    MTP_TRY(open_step(t));
+    return open_evaluator(t, options);
+}
+
+void mtp__trainer_close(mtp__trainer *t)
+{
+    for (int64_t i = 0; i < t->held; i++) mtp_loader_release(t->loader, t->batches[i]);
+    mtp_evaluator_free(t->evaluator);
+    mtp__step_free(t->step);
+    for (int64_t i = 0; t->rows && i < t->accumulation; i++) mtp__rows_free(&t->rows[i]);
+    free(t->rows);
+    free(t->batches);
+    mtp__optimizer_free(t->optimizer);
+    mtp_loader_free(t->loader);
+    mtp_dataset_close(t->eval_data);
+    mtp_dataset_close(t->train_data);
+    mtp_drafter_free(t->drafter);
+    mtp_verifier_close(t->verifier);
+    mtp_context_free(t->context);
+    *t = (mtp__trainer){0};
+}
