@@ -102,6 +102,16 @@ mtp_status mtp__metrics_close(mtp__metrics *metrics)
     return status == MTP_OK ? events : status;
 }
 
+void mtp__metrics_abandon(mtp__metrics *metrics)
+{
+    const mtp_error *last = mtp_last_error();
+    char message[sizeof last->message];
+    const mtp_error kept = {.status = last->status, .foreign = last->foreign, .file = last->file, .line = last->line};
+    memcpy(message, last->message, sizeof message);
+    if (mtp__metrics_close(metrics) != MTP_OK)
+        mtp__fail(kept.status, kept.foreign, kept.file, kept.line, "%s", message);
+}
+
 /* ---- writing -------------------------------------------------------------------------------------------------- */
 
 static double mean(double sum, int64_t count)

@@ -56,5 +56,7 @@ mtp_status mtp__metrics_eval(mtp__metrics *metrics, int64_t step, const mtp_eval
 mtp_status mtp__metrics_sync(mtp__metrics *metrics);
 /* Accepts a zeroed struct (with lines.fd -1). A failing close is reported, everything is released. */
 mtp_status mtp__metrics_close(mtp__metrics *metrics);
+/* The same after a failure: the error record stays that of the failure. */
+void mtp__metrics_abandon(mtp__metrics *metrics);
 
 #endif

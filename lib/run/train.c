@@ -1,0 +1,231 @@
+/* The loop of training: update, look, save. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "run/config.h"
+#include "run/resume.h"
+#include "run/train_run.h"
+
+bool mtp__run_stopped(const mtp__run *run)
+{
+    return run->options->stop && run->options->stop(run->options->user);
+}
+
+/* ---- saving --------------------------------------------------------------------------------------------------- */
+
+/* The micro-batch after the last one taken. */
+static mtp_status next_position(const mtp__run *run, mtp__manifest *m)
+{
+    int64_t count = 0;
+    MTP_TRY(mtp_loader_batches(run->trainer.loader, run->epoch, &count));
+    m->epoch = run->epoch;
+    m->batch = run->batch + 1;
+    if (m->batch < count) return MTP_OK;
+    m->epoch++;
+    m->batch = 0;
+    return MTP_OK;
+}
+
+static mtp_status fill_manifest(const mtp__run *run, mtp__manifest *m)
+{
+    const mtp__trainer *t = &run->trainer;
+    m->step = run->step;
+    m->total_steps = t->schedule.max_steps;
+    m->seed = (uint64_t)run->config->seed;
+    m->verifier = mtp__trainer_verifier_fingerprint(t->verifier);
+    m->dataset = mtp_dataset_fingerprint(t->train_data);
+    m->num_samples = mtp_dataset_size(t->train_data);
+    m->best_step = run->best_step;
+    m->best_length = run->best_length;
+    m->evals_since_best = run->evals_since_best;
+    m->last_eval_step = run->last_eval_step;
+    m->drafter = strdup(run->drafter);
+    if (!m->drafter) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a checkpoint's manifest");
+    MTP_TRY(next_position(run, m));
+    return mtp__resume_record(run->config, m);
+}
+
+mtp_status mtp__run_save(mtp__run *run)
+{
+    const double begin = mtp__clock();
+    const bool best = run->config->keep_best && run->best_step == run->step;
+    mtp__manifest *m = mtp__manifest_create();
+    if (!m) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a checkpoint's manifest");
+    mtp_status status = mtp__metrics_sync(&run->metrics); /* a checkpoint never knows more than the metrics */
+    if (status == MTP_OK) status = fill_manifest(run, m);
+    if (status == MTP_OK)
+        status = mtp__checkpoint_save(run->directory.path, m, run->trainer.drafter, run->trainer.optimizer);
+    mtp__manifest_free(m);
+    if (status != MTP_OK && run->saved_step >= 0)
+        return mtp__fail_prefix(status, "the last good checkpoint is that of step %lld", (long long)run->saved_step);
+    MTP_TRY(status);
+    run->saved_step = run->step;
+    if (best) MTP_TRY(mtp__checkpoint_mark_best(run->directory.path, run->step));
+    MTP_TRY(mtp__checkpoint_prune(run->directory.path, run->config->save_total_limit,
+                                  run->config->keep_best ? run->best_step : -1));
+    mtp__progress_skip(&run->progress, mtp__clock() - begin);
+    return MTP_OK;
+}
+
+/* ---- looking -------------------------------------------------------------------------------------------------- */
+
+mtp_status mtp__run_evaluate(mtp__run *run, mtp_evaluation *evaluation)
+{
+    const double begin = mtp__clock();
+    mtp_evaluation_free(evaluation);
+    MTP_TRY(mtp_evaluator_run(run->trainer.evaluator, evaluation));
+    mtp__progress_skip(&run->progress, mtp__clock() - begin);
+    return MTP_OK;
+}
+
+static bool evaluation_due(const mtp__run *run)
+{
+    const int64_t every = run->config->eval_steps;
+    if (!run->trainer.evaluator || run->step == 0 || run->last_eval_step >= run->step) return false;
+    return run->step == run->trainer.schedule.max_steps || (every > 0 && run->step % every == 0);
+}
+
+static mtp_status evaluate(mtp__run *run)
+{
+    const mtp_train_config *c = run->config;
+    run->trained_step = -1;
+    MTP_TRY(mtp__run_evaluate(run, &run->trained));
+    run->trained_step = run->last_eval_step = run->step;
+    MTP_TRY(mtp__metrics_eval(&run->metrics, run->step, &run->trained));
+    const double length = mtp_acceptance_length(&run->trained.rounds, run->metrics.K);
+    const bool better = run->best_step < 0 || length > run->best_length;
+    run->evals_since_best = better ? 0 : run->evals_since_best + 1;
+    if (better) {
+        run->best_step = run->step;
+        run->best_length = length;
+    }
+    mtp_log(run->options->logger, MTP_LOG_INFO, "evaluation at step %lld: %.4f accepted drafts a round, loss %.4f%s",
+            (long long)run->step, length, run->trained.loss, better ? ", the best so far" : "");
+    if (better && c->keep_best) MTP_TRY(mtp__run_save(run));
+    return MTP_OK;
+}
+
+static bool out_of_patience(mtp__run *run)
+{
+    const int64_t patience = run->config->patience;
+    if (patience == 0 || run->evals_since_best < patience) return false;
+    if (!run->stopped_early)
+        mtp_log(run->options->logger, MTP_LOG_INFO,
+                "no longer accepted length in %lld evaluations: the run ends at step %lld, the best was step %lld",
+                (long long)run->evals_since_best, (long long)run->step, (long long)run->best_step);
+    run->stopped_early = true;
+    return true;
+}
+
+static mtp_status show(mtp__run *run, const mtp__update *update)
+{
+    const mtp_train_options *o = run->options;
+    const bool logged = update->step % run->config->logging_steps == 0;
+    run->progress.rows += update->rows;
+    const bool live = o->live_progress && mtp__clock() - run->progress.last_live > 0.1;
+    if (!logged && !live) return MTP_OK;
+    const mtp_loader_stats stats = mtp_loader_get_stats(run->trainer.loader);
+    const mtp__pace pace = mtp__progress_pace(&run->progress, stats.wait_seconds, logged);
+    if (logged) MTP_TRY(mtp__metrics_train(&run->metrics, update, &pace));
+    if (!o->progress) return MTP_OK;
+    char line[MTP__PROGRESS_LINE];
+    mtp__progress_line(&run->progress, &run->metrics, update, &pace, run->trainer.schedule.max_steps, line);
+    o->progress(o->user, line, !logged);
+    run->progress.last_live = mtp__clock();
+    return MTP_OK;
+}
+
+/* ---- the loop ------------------------------------------------------------------------------------------------- */
+
+static mtp_status interrupted(mtp__run *run)
+{
+    if (run->saved_step != run->step) MTP_TRY(mtp__run_save(run));
+    return MTP_FAIL(MTP_E_INTERRUPTED,
+                    "interrupted at step %lld of %lld; a checkpoint is saved, --resume auto goes on from it",
+                    (long long)run->step, (long long)run->trainer.schedule.max_steps);
+}
+
+static mtp_status look(mtp__run *run)
+{
+    if (!evaluation_due(run)) return MTP_OK;
+    const mtp_status status = evaluate(run);
+    return status == MTP_E_INTERRUPTED ? interrupted(run) : status;
+}
+
+static mtp_status one_step(mtp__run *run)
+{
+    mtp__update update;
+    MTP_TRY(mtp__trainer_update(&run->trainer, run->step, &update));
+    run->step = update.step;
+    run->epoch = update.epoch;
+    run->batch = update.batch;
+    run->loss = update.loss;
+    MTP_TRY(show(run, &update));
+    MTP_TRY(look(run));
+    const int64_t every = run->config->save_steps;
+    if (every > 0 && run->step % every == 0 && run->saved_step != run->step) MTP_TRY(mtp__run_save(run));
+    return MTP_OK;
+}
+
+static mtp_status loop(mtp__run *run)
+{
+    mtp__progress_start(&run->progress, run->step);
+    MTP_TRY(look(run)); /* an evaluation that was interrupted at the step we go on from */
+    while (run->step < run->trainer.schedule.max_steps && !out_of_patience(run)) {
+        if (mtp__run_stopped(run)) return interrupted(run);
+        MTP_TRY(one_step(run));
+    }
+    if (run->saved_step != run->step) MTP_TRY(mtp__run_save(run));
+    return MTP_OK;
+}
+
+static void describe(const mtp__run *run)
+{
+    const mtp__trainer *t = &run->trainer;
+    const mtp_logger *logger = run->options->logger;
+    int64_t batches = 0;
+    if (mtp_loader_batches(t->loader, 0, &batches) != MTP_OK) batches = 0;
+    mtp_log(logger, MTP_LOG_INFO, "drafter %s: %lld trained values of %lld parameters", run->config->drafter,
+            (long long)mtp_drafter_num_trained(t->drafter), (long long)mtp_drafter_num_parameters(t->drafter));
+    mtp_log(logger, MTP_LOG_INFO, "data: %lld samples, %lld micro-batches in the first epoch; the run has %lld steps",
+            (long long)mtp_dataset_size(t->train_data), (long long)batches, (long long)t->schedule.max_steps);
+}
+
+static mtp_status train(mtp__run *run)
+{
+    MTP_TRY(mtp__run_open(run));
+    describe(run);
+    if (run->options->dry_run) return MTP_OK;
+    MTP_TRY(mtp__run_begin(run));
+    MTP_TRY(loop(run));
+    MTP_TRY(mtp__run_compare(run));
+    return mtp__run_export(run);
+}
+
+mtp_status mtp_train(const mtp_train_config *config, const mtp_train_options *options, mtp_train_result *result)
+{
+    MTP_REQUIRE(config && options);
+    mtp__run run = {.config = config,
+                    .options = options,
+                    .metrics = {.lines = {.fd = -1}},
+                    .batch = -1,
+                    .saved_step = -1,
+                    .best_step = -1,
+                    .last_eval_step = -1,
+                    .trained_step = -1};
+    mtp_status status = train(&run);
+    if (status == MTP_OK)
+        status = mtp__metrics_close(&run.metrics);
+    else
+        mtp__metrics_abandon(&run.metrics);
+    if (result)
+        *result = (mtp_train_result){.step = run.step,
+                                     .total_steps = run.trainer.schedule.max_steps,
+                                     .resumed_from = run.resume ? run.resume->step : -1,
+                                     .best_step = config->keep_best ? run.best_step : -1,
+                                     .best_length = run.best_length,
+                                     .stopped_early = run.stopped_early,
+                                     .loss = run.loss};
+    mtp__run_close(&run);
+    return status;
+}

@@ -1,0 +1,231 @@
+/* From a configuration to the state before the first step. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/file.h"
+#include "run/config.h"
+#include "run/resume.h"
+#include "run/train_run.h"
+
+/* ---- which checkpoint ----------------------------------------------------------------------------------------- */
+
+/* Does the checkpoint lie in RUN/checkpoints of output_dir. */
+static bool is_ours(const mtp__run *run, const mtp__manifest *manifest)
+{
+    struct stat there, here;
+    char *parent = NULL;
+    if (mtp__path_join(manifest->directory, "../..", &parent) != MTP_OK) return false;
+    const bool same = stat(parent, &there) == 0 && stat(run->config->output_dir, &here) == 0 &&
+                      there.st_dev == here.st_dev && there.st_ino == here.st_ino;
+    free(parent);
+    return same;
+}
+
+static mtp_status find_named(mtp__run *run, bool is_run)
+{
+    const mtp_train_config *c = run->config;
+    MTP_TRY_AT(mtp__checkpoint_find(c->resume, run->options->logger, &run->resume), "resume");
+    run->resume_is_ours = is_ours(run, run->resume);
+    if (is_run && !run->resume_is_ours)
+        return MTP_FAIL(MTP_E_EXISTS,
+                        "%s holds another run than the one that the checkpoint %s belongs to; use another "
+                        "output_dir",
+                        c->output_dir, run->resume->directory);
+    return MTP_OK;
+}
+
+static mtp_status find_newest(mtp__run *run)
+{
+    const char *directory = run->config->output_dir;
+    const mtp_status status = mtp__checkpoint_find(directory, run->options->logger, &run->resume);
+    run->resume_is_ours = true;
+    if (status != MTP_E_NOT_FOUND) return status;
+    mtp_log(run->options->logger, MTP_LOG_INFO, "run %s has no checkpoint yet; it starts from the beginning",
+            directory);
+    return MTP_OK;
+}
+
+static mtp_status find_checkpoint(mtp__run *run)
+{
+    const mtp_train_config *c = run->config;
+    bool is_run = false;
+    MTP_TRY(mtp__run_dir_inspect(c->output_dir, &is_run));
+    if (is_run && strcmp(c->resume, MTP_RESUME_NEVER) == 0)
+        return MTP_FAIL(MTP_E_EXISTS,
+                        "output_dir %s holds a run; go on with it (--resume auto) or use another output_dir",
+                        c->output_dir);
+    if (is_run && !run->options->dry_run) MTP_TRY(mtp__run_dir_open(c->output_dir, false, &run->directory));
+    if (strcmp(c->resume, MTP_RESUME_NEVER) == 0) return MTP_OK;
+    if (strcmp(c->resume, MTP_RESUME_AUTO) != 0) return find_named(run, is_run);
+    return is_run ? find_newest(run) : MTP_OK;
+}
+
+static mtp_status check_resume(mtp__run *run)
+{
+    const mtp__trainer *t = &run->trainer;
+    const mtp__resume_facts facts = {.dataset = mtp_dataset_fingerprint(t->train_data),
+                                     .verifier = mtp__trainer_verifier_fingerprint(t->verifier),
+                                     .num_samples = mtp_dataset_size(t->train_data),
+                                     .schedule = t->schedule};
+    return run->resume ? mtp__resume_check(run->config, &facts, run->resume) : MTP_OK;
+}
+
+/* ---- room on disk --------------------------------------------------------------------------------------------- */
+
+/* Checkpoints that will lie there at one time, the one being written included. */
+static int64_t num_checkpoints(const mtp__run *run)
+{
+    const mtp_train_config *c = run->config;
+    const int64_t done = run->resume ? run->resume->step : 0;
+    const int64_t left = run->trainer.schedule.max_steps - done;
+    const int64_t saves = c->save_steps > 0 ? left / c->save_steps + 1 : 1;
+    const int64_t kept = c->save_total_limit > 0 ? c->save_total_limit + 1 + (c->keep_best ? 1 : 0) : INT64_MAX;
+    const int64_t present = run->resume && run->resume_is_ours ? 1 : 0; /* at least the one we go on from */
+    const int64_t most = saves < kept - present ? saves : kept - present;
+    return most < 1 ? 1 : most;
+}
+
+static mtp_status check_space(const mtp__run *run)
+{
+    const uint64_t checkpoint = mtp__checkpoint_bytes(run->trainer.drafter);
+    const uint64_t count = (uint64_t)num_checkpoints(run);
+    uint64_t weights = 65536;
+    for (int64_t i = 0; i < run->trainer.drafter->num_params; i++)
+        weights += (uint64_t)run->trainer.drafter->params[i].count * 4;
+    mtp__text what = {0};
+    mtp__text_add(&what, "%llu checkpoints of %.1f MiB and the export", (unsigned long long)count,
+                  (double)checkpoint / (1 << 20));
+    mtp_status status = mtp__text_check(&what);
+    if (status == MTP_OK)
+        status = mtp__run_dir_check_space(run->config->output_dir, count * checkpoint + weights, what.data);
+    mtp__text_free(&what);
+    return status;
+}
+
+/* ---- opening -------------------------------------------------------------------------------------------------- */
+
+/* Asked by evaluations between batches. */
+static bool keep_going(void *user, int64_t done, int64_t total)
+{
+    (void)done;
+    (void)total;
+    return !mtp__run_stopped(user);
+}
+
+static mtp_status absolute_drafter(mtp__run *run)
+{
+    char path[PATH_MAX];
+    if (!realpath(run->config->drafter, path))
+        return MTP_FAIL_FOREIGN(MTP_E_IO, errno, "drafter %s: %s", run->config->drafter, strerror(errno));
+    run->drafter = strdup(path);
+    return run->drafter ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "out of memory for a path");
+}
+
+/* The first batch of a run, read as a rehearsal: what is wrong with the data shows before a directory is made. */
+static mtp_status read_a_batch(mtp__run *run)
+{
+    const mtp_batch *batch = NULL;
+    int64_t epoch, index;
+    MTP_TRY(mtp_loader_next(run->trainer.loader, &batch, &epoch, &index));
+    mtp_loader_release(run->trainer.loader, batch);
+    return mtp_loader_seek(run->trainer.loader, 0, 0);
+}
+
+mtp_status mtp__run_open(mtp__run *run)
+{
+    const mtp__trainer_options options = {.logger = run->options->logger, .progress = keep_going, .user = run};
+    MTP_TRY(mtp_train_config_check_paths(run->config));
+    MTP_TRY(find_checkpoint(run));
+    MTP_TRY(absolute_drafter(run));
+    MTP_TRY(mtp__trainer_open(run->config, &options, &run->trainer));
+    MTP_TRY(check_resume(run));
+    MTP_TRY(read_a_batch(run));
+    return check_space(run);
+}
+
+/* ---- beginning ------------------------------------------------------------------------------------------------ */
+
+static mtp_status write_config(const mtp__run *run)
+{
+    char *text = NULL, *path = NULL;
+    mtp_status status = mtp_train_config_print(run->config, &text);
+    if (status == MTP_OK) status = mtp__path_join(run->directory.path, "config.toml", &path);
+    if (status == MTP_OK) status = mtp__file_write(path, text, strlen(text));
+    free(text);
+    free(path);
+    return status;
+}
+
+static mtp_status open_metrics(mtp__run *run)
+{
+    const mtp_train_config *c = run->config;
+    const mtp__manifest *from = run->resume_is_ours ? run->resume : NULL;
+    run->metrics.K = (int32_t)c->num_speculative_steps;
+    run->metrics.ordered = mtp_drafter_get_config(run->trainer.drafter)->ordered;
+    run->metrics.centroid_term = run->metrics.ordered && c->head != MTP_HEAD_HIERARCHICAL;
+    return mtp__metrics_open(run->directory.path, from ? from->step : -1, from ? from->last_eval_step : -1,
+                             &run->metrics);
+}
+
+static mtp_status evaluate_start(mtp__run *run)
+{
+    if (!run->trainer.evaluator) return MTP_OK;
+    MTP_TRY(mtp__run_evaluate(run, &run->start));
+    run->has_start = true;
+    if (run->resume) return MTP_OK; /* shown and written when the run began */
+    run->last_eval_step = 0;
+    MTP_TRY(mtp__metrics_eval(&run->metrics, 0, &run->start));
+    if (!run->options->report) return MTP_OK;
+    const mtp_evaluation *const columns[] = {&run->start};
+    static const char *const titles[] = {"before training"};
+    char *table = NULL;
+    MTP_TRY(mtp_evaluation_table(columns, titles, 1, &table));
+    run->options->report(run->options->user, table);
+    free(table);
+    return MTP_OK;
+}
+
+static mtp_status load_checkpoint(mtp__run *run)
+{
+    const mtp__manifest *m = run->resume;
+    if (!m) return MTP_OK;
+    MTP_TRY(mtp__checkpoint_load_weights(m, run->trainer.drafter));
+    MTP_TRY(mtp__checkpoint_load_optimizer(m, run->trainer.optimizer));
+    MTP_TRY(mtp_loader_seek(run->trainer.loader, m->epoch, m->batch));
+    run->step = m->step;
+    run->epoch = m->epoch;
+    run->batch = m->batch - 1;
+    if (run->resume_is_ours) {
+        run->saved_step = m->step;
+        run->best_step = m->best_step;
+        run->best_length = m->best_length;
+        run->evals_since_best = m->evals_since_best;
+        run->last_eval_step = m->last_eval_step;
+        MTP_TRY(mtp__checkpoint_supersede(run->directory.path, m->step, run->options->logger));
+    }
+    mtp_log(run->options->logger, MTP_LOG_INFO, "going on from %s: step %lld of %lld", m->directory, (long long)m->step,
+            (long long)run->trainer.schedule.max_steps);
+    return MTP_OK;
+}
+
+mtp_status mtp__run_begin(mtp__run *run)
+{
+    if (!run->directory.path) MTP_TRY(mtp__run_dir_open(run->config->output_dir, true, &run->directory));
+    MTP_TRY(write_config(run));
+    MTP_TRY(open_metrics(run));
+    MTP_TRY(evaluate_start(run));
+    return load_checkpoint(run);
+}
+
+void mtp__run_close(mtp__run *run)
+{
+    mtp_evaluation_free(&run->start);
+    mtp_evaluation_free(&run->trained);
+    mtp__manifest_free(run->resume);
+    mtp__trainer_close(&run->trainer);
+    mtp__run_dir_close(&run->directory);
+    free(run->drafter);
+}

@@ -1,0 +1,51 @@
+/* Internal: the state of one run, shared by train_begin.c (from a configuration to the first step), train.c (the loop)
+ * and train_finish.c (the comparison and the export). */
+#ifndef MTP_RUN_TRAIN_RUN_H
+#define MTP_RUN_TRAIN_RUN_H
+
+#include "run/checkpoint.h"
+#include "run/progress.h"
+#include "run/run_dir.h"
+#include "run/trainer.h"
+
+typedef struct mtp__run {
+    const mtp_train_config *config;
+    const mtp_train_options *options;
+    mtp__trainer trainer;
+    mtp__run_dir directory;
+    mtp__metrics metrics;
+    mtp__progress progress;
+    mtp__manifest *resume; /* the checkpoint to go on from; NULL: from the start */
+    bool resume_is_ours;   /* it lies in output_dir */
+    char *drafter;         /* absolute path of the drafter that training started from */
+
+    int64_t step;         /* updates done */
+    int64_t epoch, batch; /* last micro-batch taken; batch -1: none */
+    int64_t saved_step;   /* of the newest checkpoint of this run; -1: none */
+    double loss;          /* of the last update */
+    int64_t best_step, evals_since_best, last_eval_step;
+    double best_length;
+    bool stopped_early;
+
+    mtp_evaluation start, trained; /* for the comparison */
+    bool has_start;
+    int64_t trained_step; /* of `trained`; -1: none */
+} mtp__run;
+
+/* Open everything and find the checkpoint to go on from; nothing is written. */
+mtp_status mtp__run_open(mtp__run *run);
+/* Make the directory ours: lock, run.json, config.toml, metrics; evaluate the drafter as it is; load the checkpoint. */
+mtp_status mtp__run_begin(mtp__run *run);
+void mtp__run_close(mtp__run *run);
+
+bool mtp__run_stopped(const mtp__run *run);
+/* Evaluate the drafter in memory into `evaluation` (freed first), outside the clock of training. */
+mtp_status mtp__run_evaluate(mtp__run *run, mtp_evaluation *evaluation);
+/* Write a checkpoint of now, and remove what save_total_limit does not keep. */
+mtp_status mtp__run_save(mtp__run *run);
+
+/* Compare start and end, choose what is exported, and export it. */
+mtp_status mtp__run_compare(mtp__run *run);
+mtp_status mtp__run_export(mtp__run *run);
+
+#endif

@@ -1,0 +1,179 @@
+/* mtp train: from stored samples to a drafter that serves. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "args.h"
+#include "commands.h"
+#include "mtp/train.h"
+#include "program.h"
+
+static volatile sig_atomic_t stop_requested;
+
+/* The first signal asks for an orderly end, the second takes none. */
+static void on_signal(int number)
+{
+    (void)number;
+    if (stop_requested) _exit(130);
+    stop_requested = 1;
+}
+
+static void catch_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+static bool stop(void *user)
+{
+    (void)user;
+    return stop_requested != 0;
+}
+
+/* On a terminal the line of the running step is rewritten in place; lines that stay, and messages, end it first. */
+typedef struct screen {
+    bool terminal;
+    bool open; /* the cursor stands behind a live line */
+} screen;
+
+static void end_line(screen *s)
+{
+    if (s->open) fputs("\r\033[K", stderr);
+    s->open = false;
+}
+
+static void show_progress(void *user, const char *line, bool live)
+{
+    screen *s = user;
+    end_line(s);
+    fputs(line, stderr);
+    if (!live) fputc('\n', stderr);
+    s->open = live;
+    fflush(stderr);
+}
+
+static void show_report(void *user, const char *text)
+{
+    end_line(user);
+    fputs(text, stdout);
+    fflush(stdout);
+}
+
+static void show_message(void *user, mtp_log_level level, const char *line)
+{
+    const mtp_logger *logger = program_logger();
+    end_line(user);
+    logger->write(logger->user, level, line);
+}
+
+typedef struct arguments {
+    const char *config, *resume;
+    args_list overrides;
+    bool print_config, print_reference, dry_run;
+} arguments;
+
+static bool parse(int argc, char **argv, arguments *a, int *exit_code)
+{
+    const args_positional positionals[] = {
+        {.name = "CONFIG", .target = &a->config, .help = "TOML file; configs/reference.toml explains every key.",
+         .optional = true},
+    };
+    const args_option options[] = {
+        {.name = "set", .kind = ARGS_LIST, .target = &a->overrides, .value = "KEY=VALUE",
+         .help = "Override a key of the file, as `learning_rate=1e-3` or `optimizer.learning_rate=1e-3`. May be given many "
+                 "times; the last one wins."},
+        {.name = "resume", .kind = ARGS_STRING, .target = &a->resume, .value = "auto|never|PATH",
+         .help = "Go on from the newest good checkpoint of output_dir, start only in a directory without a run, or go on "
+                 "from the checkpoint PATH. The same as --set resume=..."},
+        {.name = "dry-run", .kind = ARGS_FLAG, .target = &a->dry_run,
+         .help = "Open the model and the data, read one batch, check the free disk, lay out the memory; then stop. Nothing "
+                 "is written."},
+        {.name = "print-config", .kind = ARGS_FLAG, .target = &a->print_config,
+         .help = "Print the configuration with every default filled in, as TOML, and stop."},
+        {.name = "print-reference", .kind = ARGS_FLAG, .target = &a->print_reference,
+         .help = "Print the commented reference of all keys, as TOML, and stop. Needs no CONFIG."},
+    };
+    const args_spec spec = {
+        .command = "mtp train",
+        .summary = "Train a drafter as CONFIG says. Progress goes to standard error, the acceptance before and after "
+                   "training to standard output, everything else into output_dir. SIGINT or SIGTERM finishes the step, "
+                   "saves a checkpoint and ends with exit code 130; a second one stops at once.",
+        .positionals = positionals, .num_positionals = 1,
+        .options = options, .num_options = sizeof options / sizeof *options,
+        .epilogue = "exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 bad data, 130 interrupted"};
+    if (!args_parse(&spec, argc, argv, exit_code)) return false;
+    if (a->config || a->print_reference) return true;
+    *exit_code = program_usage("CONFIG is missing; see mtp train --help");
+    return false;
+}
+
+static int print_text(mtp_status status, char *text)
+{
+    if (status == MTP_OK) fputs(text, stdout);
+    free(text);
+    return program_finish(status);
+}
+
+/* The overrides of the command line with --resume as one more; free(*list). */
+static mtp_status load(const arguments *a, mtp_train_config **config)
+{
+    const char **list = calloc((size_t)a->overrides.count + 1, sizeof *list);
+    const size_t size = a->resume ? strlen(a->resume) + 16 : 1;
+    char *resume = malloc(size);
+    int64_t count = 0;
+    mtp_status status = MTP_E_MEMORY;
+    if (list && resume) {
+        for (; count < a->overrides.count; count++) list[count] = a->overrides.items[count];
+        if (a->resume) {
+            snprintf(resume, size, "resume='%s'", a->resume);
+            list[count++] = resume;
+        }
+        status = mtp_train_config_load(a->config, list, count, config);
+    }
+    free(list);
+    free(resume);
+    return status;
+}
+
+static mtp_status train(const mtp_train_config *config, bool dry_run)
+{
+    screen s = {.terminal = isatty(STDERR_FILENO) != 0};
+    const mtp_logger logger = {.write = show_message, .user = &s, .min_level = MTP_LOG_INFO};
+    const mtp_train_options options = {.logger = &logger,
+                                       .stop = stop,
+                                       .progress = show_progress,
+                                       .report = show_report,
+                                       .user = &s,
+                                       .live_progress = s.terminal,
+                                       .dry_run = dry_run};
+    catch_signals();
+    const mtp_status status = mtp_train(config, &options, NULL);
+    end_line(&s);
+    return status;
+}
+
+int command_train(int argc, char **argv)
+{
+    arguments a = {0};
+    mtp_train_config *config = NULL;
+    int exit_code = 0;
+    if (parse(argc, argv, &a, &exit_code)) {
+        char *text = NULL;
+        mtp_status status = a.print_reference ? MTP_OK : load(&a, &config);
+        if (status != MTP_OK)
+            exit_code = program_finish(status);
+        else if (a.print_reference)
+            exit_code = print_text(mtp_train_config_reference(&text), text);
+        else if (a.print_config)
+            exit_code = print_text(mtp_train_config_print(config, &text), text);
+        else
+            exit_code = program_finish(train(config, a.dry_run));
+    }
+    mtp_train_config_free(config);
+    args_list_free(&a.overrides);
+    return exit_code;
+}
