@@ -185,7 +185,7 @@ static void describe(const mtp__run *run)
     const mtp_logger *logger = run->options->logger;
     int64_t batches = 0;
     if (mtp_loader_batches(t->loader, 0, &batches) != MTP_OK) batches = 0;
-    mtp_log(logger, MTP_LOG_INFO, "drafter %s: %lld trained values of %lld parameters", run->config->drafter,
+    mtp_log(logger, MTP_LOG_INFO, "drafter %s: %lld trained values, %lld tensors", run->config->drafter,
             (long long)mtp_drafter_num_trained(t->drafter), (long long)mtp_drafter_num_parameters(t->drafter));
     mtp_log(logger, MTP_LOG_INFO, "data: %lld samples, %lld micro-batches in the first epoch; the run has %lld steps",
             (long long)mtp_dataset_size(t->train_data), (long long)batches, (long long)t->schedule.max_steps);

@@ -54,8 +54,8 @@ static mtp_status export_from(const mtp__run *run, const char *source, const cha
                                         .logger = run->options->logger};
     mtp_export_result result = {0};
     MTP_TRY_AT(mtp_export(run->trainer.context, &options, &result), "training is done (%s), the export is not", source);
-    mtp_log(run->options->logger, MTP_LOG_INFO, "exported step %lld to %s; serve it with: %s",
-            (long long)final_step(run), output, result.serve_line);
+    mtp_log(run->options->logger, MTP_LOG_INFO, "the export is step %lld; serve it with: %s",
+            (long long)final_step(run), result.serve_line);
     mtp_export_result_free(&result);
     return MTP_OK;
 }

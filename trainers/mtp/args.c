@@ -95,14 +95,15 @@ typedef struct parser {
     bool given[MAX_OPTIONS];
 } parser;
 
-static bool append(args_list *list, const char *item, int capacity)
+bool args_list_add(args_list *list, const char *item)
 {
-    if (!list->items) list->items = calloc((size_t)capacity, sizeof *list->items);
-    if (!list->items) {
+    const char **items = realloc(list->items, ((size_t)list->count + 1) * sizeof *items);
+    if (!items) {
         program_usage("out of memory for the command line");
         return false;
     }
-    list->items[list->count++] = item;
+    list->items = items;
+    items[list->count++] = item;
     return true;
 }
 
@@ -155,7 +156,7 @@ static bool set_choice(const args_option *option, const char *text)
     return false;
 }
 
-static bool set_value(const args_option *option, const char *text, int capacity)
+static bool set_value(const args_option *option, const char *text)
 {
     switch (option->kind) {
     case ARGS_INT:
@@ -166,7 +167,7 @@ static bool set_value(const args_option *option, const char *text, int capacity)
         return set_choice(option, text);
     case ARGS_LIST:
     case ARGS_LISTS:
-        return append(option->target, text, capacity);
+        return args_list_add(option->target, text);
     case ARGS_STRING:
         *(const char **)option->target = text;
         return true;
@@ -229,9 +230,9 @@ static bool take_option(parser *p)
         program_usage("--%s needs a value: --%s %s", option->name, option->name, option->value);
         return false;
     }
-    if (!set_value(option, value, p->argc)) return false;
+    if (!set_value(option, value)) return false;
     while (option->kind == ARGS_LISTS && p->next < p->argc && strncmp(p->argv[p->next], "--", 2) != 0)
-        if (!set_value(option, p->argv[p->next++], p->argc)) return false;
+        if (!set_value(option, p->argv[p->next++])) return false;
     return true;
 }
 
@@ -246,7 +247,7 @@ static bool take_positional(parser *p, const char *text)
     const args_positional *positional =
         p->positionals < spec->num_positionals ? &spec->positionals[p->positionals] : last;
     p->positionals++;
-    if (positional->many) return append(positional->target, text, p->argc);
+    if (positional->many) return args_list_add(positional->target, text);
     *(const char **)positional->target = text;
     return true;
 }

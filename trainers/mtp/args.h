@@ -56,6 +56,8 @@ typedef struct args_spec {
 /* Parse argv[1..argc) (argv[0] is skipped). True: go on. False: end the program with *exit_code: 0 after --help
  * (printed to stdout), 2 after a mistake (said on stderr, with the nearest option where one was mistyped). */
 bool args_parse(const args_spec *spec, int argc, char **argv, int *exit_code);
+/* One more item behind the others. False when out of memory, which is said on stderr. */
+bool args_list_add(args_list *list, const char *item);
 void args_list_free(args_list *list);
 
 #endif

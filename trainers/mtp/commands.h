@@ -4,7 +4,9 @@
 #define MTP_TRAINERS_COMMANDS_H
 
 /* X(name, what `mtp --help` says about it), in the order of the help */
-#define COMMAND_LIST(X)
+#define COMMAND_LIST(X)                             \
+    X(train, "train a drafter from stored samples") \
+    X(plan, "say how much memory and disk a training run needs")
 
 #define COMMAND_DECLARE_(name, help) int command_##name(int argc, char **argv);
 COMMAND_LIST(COMMAND_DECLARE_)

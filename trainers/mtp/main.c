@@ -19,7 +19,7 @@ static const command commands[] = {
 #define COMMAND_ROW(name, help) {#name, help, command_##name},
     COMMAND_LIST(COMMAND_ROW)
 #undef COMMAND_ROW
-    {NULL, NULL, NULL},
+        {NULL, NULL, NULL},
 };
 enum { NUM_COMMANDS = (int)(sizeof commands / sizeof *commands) - 1 };
 

@@ -36,7 +36,6 @@ static bool stop(void *user)
 
 /* On a terminal the line of the running step is rewritten in place; lines that stay, and messages, end it first. */
 typedef struct screen {
-    bool terminal;
     bool open; /* the cursor stands behind a live line */
 } screen;
 
@@ -79,22 +78,39 @@ typedef struct arguments {
 static bool parse(int argc, char **argv, arguments *a, int *exit_code)
 {
     const args_positional positionals[] = {
-        {.name = "CONFIG", .target = &a->config, .help = "TOML file; configs/reference.toml explains every key.",
+        {.name = "CONFIG",
+         .target = &a->config,
+         .help = "TOML file; configs/reference.toml explains every key.",
          .optional = true},
     };
     const args_option options[] = {
-        {.name = "set", .kind = ARGS_LIST, .target = &a->overrides, .value = "KEY=VALUE",
-         .help = "Override a key of the file, as `learning_rate=1e-3` or `optimizer.learning_rate=1e-3`. May be given many "
-                 "times; the last one wins."},
-        {.name = "resume", .kind = ARGS_STRING, .target = &a->resume, .value = "auto|never|PATH",
-         .help = "Go on from the newest good checkpoint of output_dir, start only in a directory without a run, or go on "
-                 "from the checkpoint PATH. The same as --set resume=..."},
-        {.name = "dry-run", .kind = ARGS_FLAG, .target = &a->dry_run,
-         .help = "Open the model and the data, read one batch, check the free disk, lay out the memory; then stop. Nothing "
-                 "is written."},
-        {.name = "print-config", .kind = ARGS_FLAG, .target = &a->print_config,
+        {.name = "set",
+         .kind = ARGS_LIST,
+         .target = &a->overrides,
+         .value = "KEY=VALUE",
+         .help =
+             "Override a key of the file, as `learning_rate=1e-3` or `optimizer.learning_rate=1e-3`. May be given many "
+             "times; the last one wins."},
+        {.name = "resume",
+         .kind = ARGS_STRING,
+         .target = &a->resume,
+         .value = "auto|never|PATH",
+         .help =
+             "Go on from the newest good checkpoint of output_dir, start only in a directory without a run, or go on "
+             "from the checkpoint PATH. The same as --set resume=..."},
+        {.name = "dry-run",
+         .kind = ARGS_FLAG,
+         .target = &a->dry_run,
+         .help =
+             "Open the model and the data, read one batch, check the free disk, lay out the memory; then stop. Nothing "
+             "is written."},
+        {.name = "print-config",
+         .kind = ARGS_FLAG,
+         .target = &a->print_config,
          .help = "Print the configuration with every default filled in, as TOML, and stop."},
-        {.name = "print-reference", .kind = ARGS_FLAG, .target = &a->print_reference,
+        {.name = "print-reference",
+         .kind = ARGS_FLAG,
+         .target = &a->print_reference,
          .help = "Print the commented reference of all keys, as TOML, and stop. Needs no CONFIG."},
     };
     const args_spec spec = {
@@ -102,8 +118,10 @@ static bool parse(int argc, char **argv, arguments *a, int *exit_code)
         .summary = "Train a drafter as CONFIG says. Progress goes to standard error, the acceptance before and after "
                    "training to standard output, everything else into output_dir. SIGINT or SIGTERM finishes the step, "
                    "saves a checkpoint and ends with exit code 130; a second one stops at once.",
-        .positionals = positionals, .num_positionals = 1,
-        .options = options, .num_options = sizeof options / sizeof *options,
+        .positionals = positionals,
+        .num_positionals = 1,
+        .options = options,
+        .num_options = sizeof options / sizeof *options,
         .epilogue = "exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 bad data, 130 interrupted"};
     if (!args_parse(&spec, argc, argv, exit_code)) return false;
     if (a->config || a->print_reference) return true;
@@ -111,44 +129,34 @@ static bool parse(int argc, char **argv, arguments *a, int *exit_code)
     return false;
 }
 
-static int print_text(mtp_status status, char *text)
+static int print_reference(void)
 {
+    char *text = NULL;
+    const mtp_status status = mtp_train_config_reference(&text);
     if (status == MTP_OK) fputs(text, stdout);
     free(text);
     return program_finish(status);
 }
 
-/* The overrides of the command line with --resume as one more; free(*list). */
-static mtp_status load(const arguments *a, mtp_train_config **config)
+static int print_config(const mtp_train_config *config)
 {
-    const char **list = calloc((size_t)a->overrides.count + 1, sizeof *list);
-    const size_t size = a->resume ? strlen(a->resume) + 16 : 1;
-    char *resume = malloc(size);
-    int64_t count = 0;
-    mtp_status status = MTP_E_MEMORY;
-    if (list && resume) {
-        for (; count < a->overrides.count; count++) list[count] = a->overrides.items[count];
-        if (a->resume) {
-            snprintf(resume, size, "resume='%s'", a->resume);
-            list[count++] = resume;
-        }
-        status = mtp_train_config_load(a->config, list, count, config);
-    }
-    free(list);
-    free(resume);
-    return status;
+    char *text = NULL;
+    const mtp_status status = mtp_train_config_print(config, &text);
+    if (status == MTP_OK) fputs(text, stdout);
+    free(text);
+    return program_finish(status);
 }
 
 static mtp_status train(const mtp_train_config *config, bool dry_run)
 {
-    screen s = {.terminal = isatty(STDERR_FILENO) != 0};
+    screen s = {.open = false};
     const mtp_logger logger = {.write = show_message, .user = &s, .min_level = MTP_LOG_INFO};
     const mtp_train_options options = {.logger = &logger,
                                        .stop = stop,
                                        .progress = show_progress,
                                        .report = show_report,
                                        .user = &s,
-                                       .live_progress = s.terminal,
+                                       .live_progress = isatty(STDERR_FILENO) != 0,
                                        .dry_run = dry_run};
     catch_signals();
     const mtp_status status = mtp_train(config, &options, NULL);
@@ -156,24 +164,43 @@ static mtp_status train(const mtp_train_config *config, bool dry_run)
     return status;
 }
 
+/* --resume VALUE is --set resume=VALUE; free() it. NULL when out of memory. */
+static char *resume_override(const char *value)
+{
+    const size_t size = strlen(value) + sizeof "resume=";
+    char *text = malloc(size);
+    if (text) snprintf(text, size, "resume=%s", value);
+    return text;
+}
+
+static int run(const arguments *a)
+{
+    mtp_train_config *config = NULL;
+    mtp_status status = mtp_train_config_load(a->config, a->overrides.items, a->overrides.count, &config);
+    int exit_code = 0;
+    if (status == MTP_OK && a->print_config)
+        exit_code = print_config(config);
+    else if (status == MTP_OK)
+        exit_code = program_finish(train(config, a->dry_run));
+    else
+        exit_code = program_finish(status);
+    mtp_train_config_free(config);
+    return exit_code;
+}
+
 int command_train(int argc, char **argv)
 {
     arguments a = {0};
-    mtp_train_config *config = NULL;
     int exit_code = 0;
+    char *resume = NULL;
     if (parse(argc, argv, &a, &exit_code)) {
-        char *text = NULL;
-        mtp_status status = a.print_reference ? MTP_OK : load(&a, &config);
-        if (status != MTP_OK)
-            exit_code = program_finish(status);
-        else if (a.print_reference)
-            exit_code = print_text(mtp_train_config_reference(&text), text);
-        else if (a.print_config)
-            exit_code = print_text(mtp_train_config_print(config, &text), text);
+        if (a.resume) resume = resume_override(a.resume);
+        if (a.resume && (!resume || !args_list_add(&a.overrides, resume)))
+            exit_code = 1;
         else
-            exit_code = program_finish(train(config, a.dry_run));
+            exit_code = a.print_reference ? print_reference() : run(&a);
     }
-    mtp_train_config_free(config);
     args_list_free(&a.overrides);
+    free(resume);
     return exit_code;
 }

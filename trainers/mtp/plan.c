@@ -1,0 +1,91 @@
+/* mtp plan: who needs how much memory, before anything is allocated. */
+#include <stdio.h>
+#include <string.h>
+
+#include "args.h"
+#include "commands.h"
+#include "mtp/train.h"
+#include "program.h"
+
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / (1024 * 1024);
+}
+
+static void print_table(const mtp_plan *plan)
+{
+    printf("%-28s %12s\n", "memory", "MiB");
+    for (int64_t i = 0; i < plan->num_lines; i++) {
+        const mtp_plan_line *line = &plan->lines[i];
+        if (!line->mapped) printf("%-28s %12.1f  %s\n", line->what, mib(line->bytes), line->note);
+    }
+    printf("%-28s %12.1f\n\n", "total", mib(plan->total_bytes));
+    for (int64_t i = 0; i < plan->num_lines; i++) {
+        const mtp_plan_line *line = &plan->lines[i];
+        if (line->mapped) printf("%-28s %12.1f  %s\n", line->what, mib(line->bytes), line->note);
+    }
+    printf("%-28s %12.1f  on disk, each\n", "checkpoint", mib(plan->checkpoint_bytes));
+    printf("%-28s %12.1f  on disk\n", "export", mib(plan->export_bytes));
+    printf("\n%lld parameters, %lld of them trained\n", (long long)plan->num_parameters, (long long)plan->num_trained);
+}
+
+/* Names and notes are ours: no character in them needs an escape. */
+static void print_json(const mtp_plan *plan)
+{
+    printf("{\"parameters\": %lld, \"trained\": %lld, \"total_bytes\": %llu, \"checkpoint_bytes\": %llu, "
+           "\"export_bytes\": %llu, \"memory\": [",
+           (long long)plan->num_parameters, (long long)plan->num_trained, (unsigned long long)plan->total_bytes,
+           (unsigned long long)plan->checkpoint_bytes, (unsigned long long)plan->export_bytes);
+    for (int64_t i = 0; i < plan->num_lines; i++) {
+        const mtp_plan_line *line = &plan->lines[i];
+        printf("%s{\"what\": \"%s\", \"note\": \"%s\", \"bytes\": %llu, \"mapped\": %s}", i ? ", " : "", line->what,
+               line->note, (unsigned long long)line->bytes, line->mapped ? "true" : "false");
+    }
+    fputs("]}\n", stdout);
+}
+
+static mtp_status plan(const char *path, const args_list *overrides, bool json)
+{
+    mtp_train_config *config = NULL;
+    mtp_plan *made = NULL;
+    mtp_status status = mtp_train_config_load(path, overrides->items, overrides->count, &config);
+    if (status == MTP_OK) status = mtp_plan_create(config, program_logger(), &made);
+    if (status == MTP_OK && json) print_json(made);
+    if (status == MTP_OK && !json) print_table(made);
+    mtp_plan_free(made);
+    mtp_train_config_free(config);
+    return status;
+}
+
+int command_plan(int argc, char **argv)
+{
+    const char *config = NULL;
+    args_list overrides = {0};
+    bool json = false;
+    const args_positional positionals[] = {
+        {.name = "CONFIG", .target = &config, .help = "The TOML file that mtp train takes."},
+    };
+    const args_option options[] = {
+        {.name = "set",
+         .kind = ARGS_LIST,
+         .target = &overrides,
+         .value = "KEY=VALUE",
+         .help = "Override a key of the file; may be given many times."},
+        {.name = "json",
+         .kind = ARGS_FLAG,
+         .target = &json,
+         .help = "Print one JSON object, with bytes in place of MiB."},
+    };
+    const args_spec spec = {.command = "mtp plan",
+                            .summary = "Print who needs how much memory in the training run of CONFIG, and the size of "
+                                       "its checkpoints. Only config.json of drafter and verifier are read: neither "
+                                       "weights nor data need to be there, and nothing of what is listed is allocated.",
+                            .positionals = positionals,
+                            .num_positionals = 1,
+                            .options = options,
+                            .num_options = sizeof options / sizeof *options};
+    int exit_code = 0;
+    if (args_parse(&spec, argc, argv, &exit_code)) exit_code = program_finish(plan(config, &overrides, json));
+    args_list_free(&overrides);
+    return exit_code;
+}
