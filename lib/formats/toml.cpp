@@ -18,6 +18,8 @@
 namespace
 {
 
+static_assert(MTP__TOML_MAX_DEPTH == 32, "the message of prescan names the limit");
+
 /* What mtp__toml points into. */
 struct tree : mtp__toml {
     std::vector<mtp__toml_node> list;
@@ -31,20 +33,21 @@ struct tree : mtp__toml {
     }
 };
 
-/* ---- nesting -------------------------------------------------------------------------------------------------- */
+/* ---- before toml++ sees it ------------------------------------------------------------------------------------ */
 
-/* toml++ recurses over tables, and builds one for every part of a dotted key, so the depth is limited before it sees
- * the text: brackets, and dots in one key. This follows the lexical structure of valid TOML only as far as needed;
- * where the text is invalid, toml++ stops at the first fault anyway. */
-class depth_scan
+/* toml++ recurses over tables, and builds one for every part of a dotted key: so the depth is limited here, counting
+ * brackets, and dots in one key. Letters beyond ASCII outside of strings and comments, where TOML has none, are refused
+ * here too (see ascii_twin). This follows the lexical structure of valid TOML only as far as needed; where the text is
+ * invalid, toml++ stops at the first fault anyway. */
+class prescan
 {
   public:
-    explicit depth_scan(std::string_view source) : text(source)
+    explicit prescan(std::string_view source) : text(source)
     {
     }
 
-    /* The line where the limit is passed; 0 when it is not. */
-    int32_t first_too_deep()
+    /* What is wrong with the text, at `line`; NULL when nothing is. */
+    const char *fault()
     {
         while (next < text.size()) {
             const char c = text[next];
@@ -52,16 +55,19 @@ class depth_scan
                 skip_string(c);
             else if (c == '#')
                 next = std::min(text.find('\n', next), text.size());
+            else if (static_cast<unsigned char>(c) >= 0x80)
+                return "a letter beyond ASCII outside of quotes";
             else if (!take(c))
-                return line;
+                return "nested deeper than 32 levels";
         }
-        return 0;
+        return nullptr;
     }
+
+    int32_t line = 1;
 
   private:
     std::string_view text;
     size_t next = 0;
-    int32_t line = 1;
     int depth = 0, dots = 0;
 
     bool take(char c)
@@ -96,6 +102,31 @@ class depth_scan
         }
     }
 };
+
+bool has_non_ascii(std::string_view text)
+{
+    return std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; });
+}
+
+/* toml++ 3.3 asks of letters whether they are blanks in a way that is undefined for many of them. It asks so wherever
+ * it looks for the end of a bare word, which in invalid text may be anywhere. So a text with such letters is parsed
+ * with two ASCII letters for each of their bytes first: when that succeeds, they are all inside strings and comments,
+ * where it does not ask. The first letter of a pair is I..P, which makes no escape sequence behind a backslash. */
+std::string ascii_twin(std::string_view text)
+{
+    std::string twin;
+    twin.reserve(2 * text.size());
+    for (const char c : text) {
+        const auto byte = static_cast<unsigned char>(c);
+        if (byte < 0x80) {
+            twin += c;
+        } else {
+            twin += static_cast<char>('A' + (byte >> 4));
+            twin += static_cast<char>('a' + (byte & 15));
+        }
+    }
+    return twin;
+}
 
 /* ---- toml++ to nodes ------------------------------------------------------------------------------------------ */
 
@@ -217,12 +248,14 @@ class converter
 
 mtp_status fill_tree(tree &to, std::string_view text)
 {
+    if (text.substr(0, 3) == "\xef\xbb\xbf") text.remove_prefix(3); /* a byte order mark */
     if (text.size() > MTP__TOML_MAX_BYTES)
         return MTP_FAIL(MTP_E_CONFIG, "%s: has %zu bytes; at most %d are read", to.origin, text.size(),
                         MTP__TOML_MAX_BYTES);
-    if (const int32_t line = depth_scan(text).first_too_deep())
-        return MTP_FAIL(MTP_E_CONFIG, "%s: nested deeper than %d levels", place(to, line).c_str(), MTP__TOML_MAX_DEPTH);
+    prescan scan(text);
+    if (const char *fault = scan.fault()) return MTP_FAIL(MTP_E_CONFIG, "%s: %s", place(to, scan.line).c_str(), fault);
     try {
+        if (has_non_ascii(text)) (void)toml::parse(ascii_twin(text));
         const toml::table root = toml::parse(text);
         MTP_TRY(converter(to).add(root, -1, nullptr, 1));
     } catch (const toml::parse_error &error) {

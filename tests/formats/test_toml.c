@@ -101,6 +101,9 @@ static void members_keep_the_order_of_the_file(void **state)
     assert_null(node);
     assert_string_equal(mtp__toml_first(toml, at(toml, "m"))->key, "y");
     mtp__toml_free(toml);
+    toml = parse("\xef\xbb\xbf");
+    assert_int_equal(toml->num_nodes, 1);
+    mtp__toml_free(toml);
     toml = parse("");
     assert_int_equal(toml->num_nodes, 1);
     assert_null(mtp__toml_first(toml, &toml->nodes[0]));
@@ -118,6 +121,8 @@ static void faults_have_a_place(void **state)
     assert_refused("[a]\n[a]\n", "run.toml:2:");
     assert_refused("a = 9223372036854775808\n", "run.toml:1:");
     assert_refused("a = \"\xff\"\n", "run.toml:1:");
+    assert_refused("# Н\na = \"Н\"\nН = 1\n", "run.toml:3: a letter beyond ASCII outside of quotes");
+    assert_refused("a = Н\n", "run.toml:1: a letter beyond ASCII outside of quotes");
     assert_refused("a = \"open", "run.toml:1:");
     assert_refused("\n\nday = 2024-01-01\n", "run.toml:3: dates and times");
     assert_refused("\na = \"x\\u0000y\"\n", "run.toml:2: a string with a NUL character");
