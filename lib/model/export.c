@@ -40,7 +40,7 @@ static mtp_status fail_errno(const char *what, const char *path)
 static bool has_file(const char *directory, const char *name)
 {
     char *path = NULL;
-    const bool there = mtp__path_join(directory, name, &path) == MTP_OK && mtp__file_exists(path);
+    const bool there = directory && mtp__path_join(directory, name, &path) == MTP_OK && mtp__file_exists(path);
     free(path);
     return there;
 }
@@ -95,7 +95,7 @@ static mtp_status check_output(const job *work)
     if (empty) return MTP_OK;
     if (!work->request->force)
         return MTP_FAIL(MTP_E_EXISTS, "%s exists; choose another directory, or replace it with --force", work->output);
-    if (realpath(work->request->source, source) && strcmp(source, work->output) == 0)
+    if (work->request->source && realpath(work->request->source, source) && strcmp(source, work->output) == 0)
         return MTP_FAIL(MTP_E_CONFIG, "%s is the source of the export; choose another directory", work->output);
     if (mtp_drafter_config_read(work->output, &config) != MTP_OK)
         return MTP_FAIL(MTP_E_EXISTS, "%s exists and is not a drafter, so it is not replaced; remove it first",
@@ -202,7 +202,7 @@ static mtp_status choose_tokens(job *work)
         return MTP_FAIL(MTP_E_CONFIG,
                         "%s has no generation_config.json with num_assistant_tokens; say how many tokens to draft with "
                         "--num-speculative-tokens",
-                        work->request->source);
+                        work->request->source ? work->request->source : "the new drafter");
     work->keep_generation = present && tokens == work->tokens;
     return MTP_OK;
 }
@@ -211,7 +211,7 @@ static mtp_status write_generation(const job *work, const char *from, const char
 {
     json_t *json = NULL;
     if (work->keep_generation) return mtp__file_copy(from, to);
-    if (has_file(work->request->source, "generation_config.json"))
+    if (from)
         MTP_TRY(mtp__json_read(from, &json));
     else
         json = json_pack("{s:b}", "is_assistant", 1);
@@ -224,22 +224,30 @@ static mtp_status write_generation(const job *work, const char *from, const char
     return status;
 }
 
-/* The source's config.json, byte for byte when it already has the form of an export. */
+/* `original` in the form of an export; `text` is its source, which is kept byte for byte when it has that form (NULL:
+ * there is none). */
+static mtp_status write_config_json(const job *work, const json_t *original, const char *text, const char *to)
+{
+    json_t *json = json_deep_copy(original);
+    if (!json) return MTP_FAIL(MTP_E_MEMORY, "%s: out of memory", to);
+    mtp_status status = mtp__export_config(json, &work->drafter->config);
+    if (status == MTP_OK)
+        status = text && json_equal(json, original) && strstr(text, "\"model_type\": \"")
+                     ? mtp__file_write(to, text, strlen(text))
+                     : mtp__json_write(to, json, MTP__JSON_SORT_KEYS | MTP__JSON_NEWLINE);
+    json_decref(json);
+    return status;
+}
+
 static mtp_status write_config(const job *work, const char *from, const char *to)
 {
     char *text = NULL;
     size_t size;
-    json_t *json = NULL, *original = NULL;
+    json_t *json = NULL;
+    if (work->request->config) return write_config_json(work, work->request->config, NULL, to);
     MTP_TRY(mtp__file_read(from, MTP__JSON_MAX_BYTES, &text, &size));
     mtp_status status = mtp__json_parse(text, size, from, 1, &json);
-    if (status == MTP_OK && !(original = json_deep_copy(json)))
-        status = MTP_FAIL(MTP_E_MEMORY, "%s: out of memory", from);
-    if (status == MTP_OK) status = mtp__export_config(json, &work->drafter->config);
-    if (status == MTP_OK)
-        status = json_equal(json, original) && strstr(text, "\"model_type\": \"")
-                     ? mtp__file_write(to, text, size)
-                     : mtp__json_write(to, json, MTP__JSON_SORT_KEYS | MTP__JSON_NEWLINE);
-    json_decref(original);
+    if (status == MTP_OK) status = write_config_json(work, json, text, to);
     json_decref(json);
     free(text);
     return status;
@@ -251,13 +259,13 @@ static mtp_status write_weights(const job *work, const char *from, const char *t
     return mtp_drafter_save_weights(work->drafter, to);
 }
 
-/* Calls `write` with the paths of a file in the source and in the new directory. */
+/* Calls `write` with the paths of a file in `directory` (NULL when it is not there) and in the new directory. */
 static mtp_status place(const job *work, const char *directory, const char *name,
                         mtp_status (*write)(const job *work, const char *from, const char *to))
 {
     char *from = NULL, *to = NULL;
-    mtp_status status = mtp__path_join(directory, name, &from);
-    if (status == MTP_OK) status = mtp__path_join(work->temporary, name, &to);
+    mtp_status status = mtp__path_join(work->temporary, name, &to);
+    if (status == MTP_OK && has_file(directory, name)) status = mtp__path_join(directory, name, &from);
     if (status == MTP_OK) status = write(work, from, to);
     free(from);
     free(to);
@@ -276,10 +284,10 @@ static mtp_status find_tokenizer(const job *work, const char **directory)
     if (has_file(*directory, "tokenizer.json")) return MTP_OK;
     *directory = work->request->verifier;
     if (*directory && has_file(*directory, "tokenizer.json")) return MTP_OK;
+    const char *source = work->request->source;
     return MTP_FAIL(MTP_E_NOT_FOUND,
-                    "%s has no tokenizer.json, %s%s; the llama.cpp converter needs one: name a verifier that has it",
-                    work->request->source, *directory ? "nor has the verifier " : "and no verifier was given",
-                    *directory ? *directory : "");
+                    "no tokenizer.json in %s%s%s; the llama.cpp converter needs one: name a verifier that has it",
+                    source ? source : "", source && *directory ? ", nor in " : "", *directory ? *directory : "");
 }
 
 static mtp_status fill(const job *work, const char *tokenizer)
@@ -342,13 +350,18 @@ static mtp_status serve_line(const job *work, char **line)
 
 /* ---- the whole ------------------------------------------------------------------------------------------------ */
 
-static mtp_status run(job *work, mtp_export_result *result)
+static mtp_status prepare(job *work, const char **tokenizer)
 {
-    const char *tokenizer;
     MTP_TRY(choose_tokens(work));
     MTP_TRY(resolve_output(work));
     MTP_TRY(check_output(work));
-    MTP_TRY(find_tokenizer(work, &tokenizer));
+    return find_tokenizer(work, tokenizer);
+}
+
+static mtp_status run(job *work, mtp_export_result *result)
+{
+    const char *tokenizer;
+    MTP_TRY(prepare(work, &tokenizer));
     MTP_TRY(serve_line(work, &result->serve_line));
     MTP_TRY(make_temporary(work));
     MTP_TRY(fill(work, tokenizer));
@@ -359,18 +372,40 @@ static mtp_status run(job *work, mtp_export_result *result)
     return MTP_OK;
 }
 
+static mtp_status check_request(const mtp__export_request *request)
+{
+    MTP_REQUIRE(request && (request->source || request->config) && request->output);
+    MTP_REQUIRE(request->num_speculative_tokens >= 0 && request->default_tokens >= 0);
+    return MTP_OK;
+}
+
+static void release(job *work)
+{
+    if (work->temporary) remove_directory(work->temporary);
+    free(work->temporary);
+    free(work->parent);
+    free(work->output);
+}
+
+mtp_status mtp__export_preflight(const mtp__export_request *request)
+{
+    const char *tokenizer;
+    MTP_TRY(check_request(request));
+    job work = {.request = request};
+    const mtp_status status = prepare(&work, &tokenizer);
+    release(&work);
+    return status == MTP_OK ? MTP_OK : mtp__fail_prefix(status, "export to %s", request->output);
+}
+
 mtp_status mtp__export_drafter(const mtp_drafter *drafter, const mtp__export_request *request,
                                mtp_export_result *result)
 {
-    MTP_REQUIRE(drafter && request && request->source && request->output && result);
-    MTP_REQUIRE(request->num_speculative_tokens >= 0 && request->default_tokens >= 0);
+    MTP_REQUIRE(drafter && result);
+    MTP_TRY(check_request(request));
     job work = {.drafter = drafter, .request = request};
     *result = (mtp_export_result){0};
     const mtp_status status = run(&work, result);
-    if (work.temporary) remove_directory(work.temporary);
-    free(work.temporary);
-    free(work.parent);
-    free(work.output);
+    release(&work);
     if (status == MTP_OK) return MTP_OK;
     mtp_export_result_free(result);
     return mtp__fail_prefix(status, "export to %s", request->output);
