@@ -169,6 +169,24 @@ static mtp_status start(mtp_loader *loader)
     return MTP_FAIL_FOREIGN(MTP_E_IO, code, "cannot start the loader's thread: %s", strerror(code));
 }
 
+static void report(const mtp_loader *loader)
+{
+    const mtp__plan *plan = &loader->plan;
+    mtp_loader_stats sum = {0};
+    for (int64_t i = 0; i < plan->num_batches; i++) {
+        sum.batches_skipped += plan->batches[i].batches_skipped;
+        sum.documents_truncated += plan->batches[i].documents_truncated;
+        sum.documents_skipped += plan->batches[i].documents_skipped;
+    }
+    mtp_log(loader->options.logger, MTP_LOG_INFO, "loader: %lld batches in epoch 0, %lld left out for want of a target",
+            (long long)plan->num_batches, (long long)sum.batches_skipped);
+    if (sum.documents_truncated || sum.documents_skipped)
+        mtp_log(loader->options.logger, MTP_LOG_WARNING,
+                "loader: longer than %lld tokens: %lld samples truncated, %lld skipped",
+                (long long)loader->options.tokens_per_batch, (long long)sum.documents_truncated,
+                (long long)sum.documents_skipped);
+}
+
 mtp_status mtp_loader_create(const mtp_dataset *dataset, const mtp_loader_options *options, mtp_loader **loader)
 {
     MTP_REQUIRE(dataset && options && loader);
@@ -183,6 +201,7 @@ mtp_status mtp_loader_create(const mtp_dataset *dataset, const mtp_loader_option
     mtp_status status =
         mtp__plan_create(dataset, options, 0, &made->plan); /* says now what is wrong with every epoch */
     if (status == MTP_OK) status = create_slots(made);
+    if (status == MTP_OK) report(made);
     if (status == MTP_OK) status = start(made);
     if (status != MTP_OK) {
         free_parts(made);

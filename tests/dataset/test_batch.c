@@ -269,6 +269,40 @@ static void last_of_several_layers(void **state)
     test_sample_free(&plain);
 }
 
+/* A verifier without full layers: samples have no global keys, batches no such tensor. */
+static void a_type_without_kv(void **state)
+{
+    static const char config[] =
+        "{\"model_type\": \"gemma4_text\", \"vocab_size\": 32, \"hidden_size\": 8, \"num_hidden_layers\": 2, "
+        "\"head_dim\": 4, \"layer_types\": [\"sliding_attention\", \"sliding_attention\"], \"num_key_value_heads\": 2, "
+        "\"sliding_window\": 4, \"rms_norm_eps\": 1e-06}";
+    (void)state;
+    const char *home = test_tiny_verifier(), *dir = test_dir();
+    const mtp_dataset_options options = {.hidden_norm = MTP_HIDDEN_UNSET};
+    mtp_verifier *local = NULL;
+    mtp_dataset *dataset = NULL;
+    mtp_batch *batch = NULL;
+    const int64_t first = 0;
+    test_write(test_path("%s/config.json", home), config, sizeof config - 1);
+    assert_ok(mtp_verifier_open(home, NULL, &local));
+    test_sample sample = test_sample_make(LENGTH, PROMPT, 5);
+    test_sample_write(&sample, test_path("%s/a.safetensors", dir));
+    assert_fails(mtp_dataset_open(&dir, 1, local, &options, &dataset), MTP_E_DATA, "unknown tensor kv_last_global_k");
+    test_sample_remove(&sample, "kv_last_global_k");
+    test_sample_remove(&sample, "kv_last_global_v");
+    test_sample_write(&sample, test_path("%s/a.safetensors", dir));
+    assert_ok(mtp_dataset_open(&dir, 1, local, &options, &dataset));
+    for (int packed = 0; packed < 2; packed++) {
+        assert_ok(mtp_batch_collate(dataset, &first, 1, packed, &batch));
+        assert_null(batch->kv[MTP_LAYER_FULL].data);
+        assert_non_null(batch->kv[MTP_LAYER_SLIDING].data);
+        mtp_batch_free(batch);
+    }
+    mtp_dataset_close(dataset);
+    mtp_verifier_close(local);
+    test_sample_free(&sample);
+}
+
 /* ---- fp8 ------------------------------------------------------------------------------------------------------ */
 
 enum { MAX_SCALES = 64 };
@@ -483,6 +517,7 @@ int main(void)
         cmocka_unit_test(integer_types),
         cmocka_unit_test(stacked_and_batched_kv),
         cmocka_unit_test(last_of_several_layers),
+        cmocka_unit_test(a_type_without_kv),
         cmocka_unit_test(fp8_with_scales),
         cmocka_unit_test(hidden_before_the_norm),
         cmocka_unit_test(raw_samples_equal_the_trained_ones),

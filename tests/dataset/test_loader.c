@@ -158,10 +158,19 @@ static void every_document_once_an_epoch(void **state)
     mtp_loader_free(loader);
 }
 
+static char logged[1024];
+static void keep_line(void *user, mtp_log_level level, const char *line)
+{
+    (void)user;
+    const size_t used = strlen(logged);
+    snprintf(logged + used, sizeof logged - used, "%d %s\n", (int)level, line);
+}
+
 static void overlong_documents(void **state)
 {
     (void)state;
-    mtp_loader_options options = {.tokens_per_batch = 7, .prefetch = 1};
+    const mtp_logger logger = {.write = keep_line, .min_level = MTP_LOG_INFO};
+    mtp_loader_options options = {.tokens_per_batch = 7, .prefetch = 1, .logger = &logger};
     mtp_loader *loader = NULL;
     assert_fails(mtp_loader_create(dataset, &options, &loader), MTP_E_DATA, "s05.safetensors has 8 tokens");
     assert_fails(mtp_loader_create(dataset, &options, &loader), MTP_E_DATA, "more than the 7 of a batch");
@@ -174,6 +183,8 @@ static void overlong_documents(void **state)
     for (int i = 0; i < 2; i++) {
         options.overlong = cases[i].overlong;
         assert_ok(mtp_loader_create(dataset, &options, &loader));
+        assert_non_null(strstr(logged, test_path("longer than 7 tokens: %d samples truncated, %d skipped",
+                                                 (int)cases[i].truncated, (int)cases[i].skipped)));
         bool seen = false;
         const int64_t count = batches_of(loader, 0);
         for (int64_t j = 0; j < count; j++) {

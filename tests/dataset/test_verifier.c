@@ -204,6 +204,31 @@ static void only_two_tensors_of_a_sharded_model_are_opened(void **state)
     mtp_verifier_close(verifier);
 }
 
+/* Other writers may leave tensors where their type cannot be read in place. */
+static void unaligned_tensors_are_copied(void **state)
+{
+    static const char header[] =
+        "{\"pad\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
+        "\"model.embed_tokens.weight\":{\"dtype\":\"BF16\",\"shape\":[6,4],\"data_offsets\":[1,49]},"
+        "\"model.norm.weight\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[49,57]}}  ";
+    (void)state;
+    const char *dir = write_config("");
+    unsigned char bytes[8 + sizeof header - 1 + 57] = {(sizeof header - 1) & 0xff, (sizeof header - 1) >> 8};
+    memcpy(bytes + 8, header, sizeof header - 1);
+    unsigned char *data = bytes + 8 + sizeof header - 1;
+    assert_int_equal((sizeof header - 1) % 2, 0); /* so that byte 1 of the data is odd */
+    for (int i = 0; i < VOCAB * WIDTH; i++) data[1 + 2 * i] = (unsigned char)i;
+    for (int i = 0; i < WIDTH; i++) data[49 + 2 * i] = 0x80, data[50 + 2 * i] = 0x3f;
+    test_write(test_path("%s/model.safetensors", dir), bytes, sizeof bytes);
+    mtp_verifier *verifier = NULL;
+    assert_ok(mtp_verifier_open(dir, NULL, &verifier));
+    const mtp_view table = mtp_verifier_embedding(verifier);
+    assert_int_equal((uintptr_t)table.data % 2, 0);
+    for (int i = 0; i < VOCAB * WIDTH; i++) assert_int_equal(((const uint16_t *)table.data)[i], i);
+    assert_true(mtp_verifier_norm(verifier)[3] == 1.0f);
+    mtp_verifier_close(verifier);
+}
+
 static void quantised_embedding_needs_another_directory(void **state)
 {
     static const struct {
@@ -287,6 +312,7 @@ int main(void)
         cmocka_unit_test(bad_configs_are_named),
         cmocka_unit_test(wrapper_and_prefixes),
         cmocka_unit_test(only_two_tensors_of_a_sharded_model_are_opened),
+        cmocka_unit_test(unaligned_tensors_are_copied),
         cmocka_unit_test(quantised_embedding_needs_another_directory),
         cmocka_unit_test(table_and_config_must_agree),
         cmocka_unit_test(drafter_must_fit),

@@ -20,14 +20,18 @@ typedef enum mtp_overlong { MTP_OVERLONG_ERROR, MTP_OVERLONG_TRUNCATE, MTP_OVERL
 typedef struct mtp_dataset_options {
     mtp_hidden_norm hidden_norm; /* what an unlabelled file holds; UNSET: an unlabelled file is an error that shows both
                                     choices. A label in a file that contradicts a setting is an error */
-    const mtp_logger *logger;
+    const mtp_logger *logger;    /* counts and warnings while opening; NULL: silent */
 } mtp_dataset_options;
 
 typedef struct mtp_dataset mtp_dataset;
 
 /* The samples in `paths` (directories, searched for *.safetensors in name order, not recursively; or single files),
- * checked against the verifier: keys, shapes, dtypes, equal lengths. The verifier must outlive the data set. A
- * directory without samples is an error. */
+ * checked against the verifier: keys, shapes, dtypes, equal lengths, metadata, loss masks (in the file, or in a
+ * sidecar: a
+ * *.jsonl beside it). Values are checked when they are read; no file stays open. The verifier must outlive the data
+ * set. MTP_E_NOT_FOUND: a path, or samples in a directory. MTP_E_CONFIG: hidden_norm must be set or contradicts a
+ * label; a sample given twice. MTP_E_DATA, MTP_E_FORMAT, MTP_E_VERSION: a sample or a sidecar is bad; the message names
+ * it. */
 MTP_API mtp_status mtp_dataset_open(const char *const *paths, int64_t num_paths, const mtp_verifier *verifier,
                                     const mtp_dataset_options *options, mtp_dataset **dataset);
 MTP_API void mtp_dataset_close(mtp_dataset *dataset); /* accepts NULL */
@@ -41,8 +45,10 @@ typedef struct mtp_sample_info {
 } mtp_sample_info;
 
 MTP_API int64_t mtp_dataset_size(const mtp_dataset *dataset);
+/* Strings live as long as the data set. All zeros when index is not below the size. */
 MTP_API mtp_sample_info mtp_dataset_sample(const mtp_dataset *dataset, int64_t index);
-/* A stable 64-bit identity of the data set (names, lengths, order): stored with a checkpoint. */
+/* A stable 64-bit identity of the data set (names, lengths, supervised tokens, order; not the directories): stored with
+ * a checkpoint. */
 MTP_API uint64_t mtp_dataset_fingerprint(const mtp_dataset *dataset);
 
 /* A batch on the host. Documents stand back to back (packed: B = 1, S tokens) or one a line, padded with zeros (B > 1);
@@ -57,13 +63,14 @@ typedef struct mtp_batch {
     int32_t *document_end;        /* [num_documents] one past the last */
     int64_t *document_sample;     /* [num_documents] index in the data set */
     mtp_view hidden_states;       /* real [B, S, Hb], after the final norm */
-    mtp_view kv[MTP_LAYER_TYPES]; /* real [B, S, 2, NKV, D]: index 0 of the third axis is K, 1 is V */
+    mtp_view kv[MTP_LAYER_TYPES]; /* real [B, S, 2, NKV, D]: index 0 of the third axis is K, 1 is V. data NULL for a
+                                     type of which the verifier has no K/V */
     int64_t num_supervised; /* places with loss_mask 1 that can be a target (third token of a document or later) */
 } mtp_batch;
 
-/* The given samples as one batch. packed: B = 1; else one a line. Mixed dtypes become fp32. Every value is checked: ids
- * in the vocabulary, no NaN or Inf, no row of zeros in hidden_states: MTP_E_DATA with file, key and index. Free with
- * mtp_batch_free. */
+/* The given samples as one batch. packed: B = 1; else one a line. A tensor has the type of its samples when they
+ * agree, else (and for fp8) it is fp32; no value changes by it. Every value is checked: ids in the vocabulary, no NaN
+ * or Inf, no row of zeros in hidden_states: MTP_E_DATA with file, key and index. Free with mtp_batch_free. */
 MTP_API mtp_status mtp_batch_collate(const mtp_dataset *dataset, const int64_t *samples, int64_t num_samples,
                                      bool packed, mtp_batch **batch);
 MTP_API void mtp_batch_free(mtp_batch *batch); /* accepts NULL */
@@ -73,33 +80,39 @@ typedef struct mtp_loader_options {
     mtp_overlong overlong;
     bool shuffle; /* order by (seed, epoch); else the order of the data set */
     uint64_t seed;
-    int64_t prefetch; /* batches read ahead by the loader's thread, >= 1 */
-    const mtp_logger *logger;
+    int64_t prefetch;         /* batches read ahead by the loader's thread, >= 1 */
+    const mtp_logger *logger; /* what an epoch looks like, at creation; NULL: silent */
 } mtp_loader_options;
 
 typedef struct mtp_loader mtp_loader;
 
 /* A loader over `dataset` (which must outlive it): a thread packs documents in the sampler's order into batches of at
- * most tokens_per_batch tokens and reads ahead. Memory is (prefetch + 2) batches. Batches where nothing is supervised
- * are skipped and counted. The order is a pure function of (seed, epoch): any position can be started from. */
+ * most tokens_per_batch tokens and reads ahead. Memory is (prefetch + 2) batches, taken here and used again
+ * and again. Batches where nothing is supervised are skipped and counted. The order is a pure function of (seed,
+ * epoch): any position can be started from; the first is (0, 0). MTP_E_DATA: a document is longer than tokens_per_batch
+ * and overlong is ERROR, or no batch would have a target. One thread at a time may call the functions of a loader. */
 MTP_API mtp_status mtp_loader_create(const mtp_dataset *dataset, const mtp_loader_options *options,
                                      mtp_loader **loader);
 MTP_API void mtp_loader_free(mtp_loader *loader); /* accepts NULL; stops the thread */
 /* Batches in an epoch (supervised ones; the same for every caller that gives the same epoch). */
 MTP_API mtp_status mtp_loader_batches(const mtp_loader *loader, int64_t epoch, int64_t *count);
-/* Continue with batch `index` of `epoch`; what was read ahead is dropped. */
+/* Continue with batch `index` of `epoch` (the number of batches itself: with the next epoch); what was read ahead and
+ * not taken is dropped, what is held stays valid. */
 MTP_API mtp_status mtp_loader_seek(mtp_loader *loader, int64_t epoch, int64_t index);
 /* The next batch and its (epoch, index); goes on into the next epoch by itself. The batch belongs to the loader until
- * mtp_loader_release. At most `prefetch` + 1 batches may be held at once. Errors of the reading thread arrive here. */
+ * mtp_loader_release. At most `prefetch` + 1 batches may be held at once; one more is MTP_E_ARGUMENT. Errors of the
+ * reading thread arrive here, behind the batches that were read before, and stay until a seek. */
 MTP_API mtp_status mtp_loader_next(mtp_loader *loader, const mtp_batch **batch, int64_t *epoch, int64_t *index);
 MTP_API void mtp_loader_release(mtp_loader *loader, const mtp_batch *batch);
 
+/* What was passed over is counted with the batches that mtp_loader_next gave out: an epoch's counts are complete with
+ * its last batch. */
 typedef struct mtp_loader_stats {
     double wait_seconds;                            /* time mtp_loader_next waited for data */
     int64_t batches_skipped;                        /* nothing supervised */
     int64_t documents_truncated, documents_skipped; /* longer than the budget */
-    int64_t tokens_read;
-    size_t memory_bytes; /* of the ring */
+    int64_t tokens_read;                            /* read ahead included */
+    size_t memory_bytes;                            /* of the ring */
 } mtp_loader_stats;
 MTP_API mtp_loader_stats mtp_loader_get_stats(const mtp_loader *loader);
 
