@@ -31,8 +31,7 @@ static void check_entry(const mtp__tensor_spec *spec, const mtp_safetensors_entr
         mtp__text_add(problems, "; %s is %s, expected F32, BF16 or F16", spec->name, mtp_dtype_name(entry->dtype));
 }
 
-/* All disagreements between file and configuration as one MTP_E_DATA. */
-static mtp_status check_file(const mtp_safetensors *file, const mtp_drafter_config *config)
+mtp_status mtp__drafter_check_file(const mtp_safetensors *file, const mtp_drafter_config *config)
 {
     mtp__tensor_spec *specs = NULL;
     int64_t count = 0;
@@ -103,7 +102,7 @@ static mtp_status read_values(mtp_drafter *drafter, const mtp_safetensors *file)
 static mtp_status load(mtp_context *context, const char *directory, const mtp_drafter_config *config,
                        const mtp_safetensors *file, mtp_drafter **drafter)
 {
-    MTP_TRY(check_file(file, config));
+    MTP_TRY(mtp__drafter_check_file(file, config));
     MTP_TRY(mtp__drafter_create(context, config, directory, drafter));
     const mtp_status status = read_values(*drafter, file);
     if (status == MTP_OK) return MTP_OK;
