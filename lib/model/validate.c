@@ -421,6 +421,27 @@ mtp_status mtp_validate_export(const char *directory, const char *verifier, mtp_
     return status;
 }
 
+mtp_status mtp_export_report_json(const mtp_export_report *report, const char *directory, char **json)
+{
+    MTP_REQUIRE(report && directory && json);
+    json_t *findings = json_array();
+    *json = NULL;
+    bool done = findings != NULL;
+    for (int64_t i = 0; i < report->num_findings; i++) {
+        const mtp_finding *finding = &report->findings[i];
+        done = json_array_append_new(findings,
+                                     json_pack("{s:b, s:s, s:s, s:s}", "fatal", finding->fatal, "where", finding->where,
+                                               "engines", finding->engines, "message", finding->message)) == 0 &&
+               done;
+    }
+    json_t *root =
+        json_pack("{s:s, s:b, s:o}", "directory", directory, "ready", report->num_fatal == 0, "findings", findings);
+    const mtp_status status = root && done ? mtp__json_dump(root, MTP__JSON_ONE_LINE, json)
+                                           : MTP_FAIL(MTP_E_DATA, "%s: a name or a path is not UTF-8", directory);
+    json_decref(root);
+    return status;
+}
+
 void mtp_export_report_free(mtp_export_report *report)
 {
     if (!report) return;

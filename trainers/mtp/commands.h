@@ -4,8 +4,11 @@
 #define MTP_TRAINERS_COMMANDS_H
 
 /* X(name, what `mtp --help` says about it), in the order of the help */
-#define COMMAND_LIST(X)                             \
-    X(train, "train a drafter from stored samples") \
+#define COMMAND_LIST(X)                                                         \
+    X(init, "make an untrained drafter for a verifier")                         \
+    X(train, "train a drafter from stored samples")                             \
+    X(export, "write a trained drafter as a directory that engines load")       \
+    X(inspect, "explain a file or a directory, or check that an export serves") \
     X(plan, "say how much memory and disk a training run needs")
 
 #define COMMAND_DECLARE_(name, help) int command_##name(int argc, char **argv);

@@ -34,6 +34,9 @@ typedef struct mtp_export_report {
  * NULL. MTP_OK when nothing fatal was found; otherwise MTP_E_DATA, whose message lists the fatal findings. The report
  * is filled in both cases; free it with mtp_export_report_free. */
 MTP_API mtp_status mtp_validate_export(const char *directory, const char *verifier, mtp_export_report *report);
+/* {"directory": ..., "ready": true, "findings": [{"fatal": ..., "where": ..., "engines": ..., "message": ...}]} on one
+ * line; free(*json). */
+MTP_API mtp_status mtp_export_report_json(const mtp_export_report *report, const char *directory, char **json);
 MTP_API void mtp_export_report_free(mtp_export_report *report); /* accepts a zeroed struct */
 
 /* ---- exporting ------------------------------------------------------------------------------------------------ */

@@ -1,0 +1,72 @@
+/* Protects: `mtp inspect` explains, `--strict` refuses a faulty export with exit code 3 and all reasons, and `--json`
+ * is one JSON object. */
+#include "edit.h"
+
+#include <jansson.h>
+
+#define SAMPLE MTP_TEST_DATA "/sample/"
+#define VERIFIER SAMPLE "verifier"
+
+static void expect(test_run run, int exit_code, const char *out, const char *err)
+{
+    if (run.exit_code != exit_code || !strstr(run.out, out) || !strstr(run.err, err))
+        fail_msg("exit %d, want %d\nstdout: %s\nstderr: %s", run.exit_code, exit_code, run.out, run.err);
+    test_run_free(&run);
+}
+
+static json_t *json_of(test_run run, int exit_code)
+{
+    json_t *json = json_loads(run.out, JSON_REJECT_DUPLICATES, NULL);
+    if (!json || run.exit_code != exit_code) fail_msg("exit %d: %s%s", run.exit_code, run.out, run.err);
+    test_run_free(&run);
+    return json;
+}
+
+static void test_explains(void **state)
+{
+    (void)state;
+    expect(test_mtp("inspect", SAMPLE "drafter_init"), 0, "a drafter", "");
+    expect(test_mtp("inspect", VERIFIER), 0, "a verifier", "");
+    expect(test_mtp("inspect", SAMPLE "eval/sample_0100.safetensors", "--verifier", VERIFIER), 0, "a stored sample",
+           "");
+    json_t *json = json_of(test_mtp("inspect", "--json", SAMPLE "train"), 0);
+    assert_string_equal(json_string_value(json_object_get(json, "kind")), "samples");
+    json_decref(json);
+    const char *directory = test_dir();
+    expect(test_mtp("inspect", directory), 3, "", "no directory that mtp knows");
+    expect(test_mtp("inspect", test_path("%s/no", directory)), 3, "", "no such file");
+    expect(test_mtp("inspect", "/dev/null"), 3, "", "/dev/null");
+    expect(test_mtp("inspect"), 2, "", "PATH");
+    expect(test_mtp("inspect", SAMPLE "train", SAMPLE "eval"), 2, "", "");
+}
+
+static void test_strict(void **state)
+{
+    (void)state;
+    const char *directory = test_path("%s/export", test_dir()), *weights = test_path("%s/model.safetensors", directory);
+    expect(test_mtp("inspect", "--strict", SAMPLE "drafter_init", "--verifier", VERIFIER), 0, "ready for every engine",
+           "");
+    expect(test_mtp("inspect", "--strict", SAMPLE "drafter_init"), 0, "note: ", "");
+    test_copy(SAMPLE "drafter_init", directory);
+    test_tensors file = test_tensors_open(weights);
+    test_tensors_drop(&file, "model.layers.0.layer_scalar");
+    test_tensors_put(&file, "lm_head.weight", MTP_BF16, 2, (int64_t[]){2048, 64});
+    test_tensors_write(&file, weights);
+    test_tensors_close(&file);
+    expect(test_mtp("inspect", "--strict", directory, "--verifier", VERIFIER), 3,
+           "refused: model.safetensors: model.layers.0.layer_scalar is missing [vLLM (silently takes 1.0)", "");
+    expect(test_mtp("inspect", "--strict", directory, "--verifier", VERIFIER), 3,
+           "refused: model.safetensors: lm_head.weight", "");
+    expect(test_mtp("inspect", directory), 3, "problem: ", "");
+    json_t *json = json_of(test_mtp("inspect", "--strict", "--json", directory, "--verifier", VERIFIER), 3);
+    assert_true(json_is_false(json_object_get(json, "ready")));
+    assert_int_equal(json_array_size(json_object_get(json, "findings")), 2);
+    json_decref(json);
+    expect(test_mtp("inspect", "--strict", test_path("%s/no", directory)), 3, "", "no such directory");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_explains), cmocka_unit_test(test_strict)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
