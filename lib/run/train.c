@@ -170,7 +170,9 @@ static mtp_status one_step(mtp__run *run)
 static mtp_status loop(mtp__run *run)
 {
     mtp__progress_start(&run->progress, run->step);
+    const int64_t evaluated = run->last_eval_step;
     MTP_TRY(look(run)); /* an evaluation that was interrupted at the step we go on from */
+    if (run->last_eval_step != evaluated) MTP_TRY(mtp__run_save(run));
     while (run->step < run->trainer.schedule.max_steps && !out_of_patience(run)) {
         if (mtp__run_stopped(run)) return interrupted(run);
         MTP_TRY(one_step(run));

@@ -1,0 +1,353 @@
+/* Protects: a training run does what its configuration says: exact length, exact normalisation over micro-batches,
+ * frozen parameters, early end, orderly stop, nothing written by a rehearsal, and an end that names the cause when
+ * numbers blow up. */
+#include "support.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <unistd.h>
+
+#include "mtp/safetensors.h"
+#include "run/run_dir.h"
+#include "train.h"
+
+static const char *eval_file(void)
+{
+    return test_path("eval_data=[\"%s/sample/eval/sample_0100.safetensors\"]", MTP_TEST_DATA);
+}
+
+static bool exists(const char *run, const char *name)
+{
+    return access(test_path("%s/%s", run, name), F_OK) == 0;
+}
+
+/* Lines of a kind in metrics.jsonl, and the sum of an integer key over them. */
+static int64_t count_lines(const char *run, const char *kind, const char *key, int64_t *sum)
+{
+    char *text = test_read(test_path("%s/metrics.jsonl", run), NULL), *rest = NULL;
+    int64_t count = 0;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        json_t *value = json_loads(line, 0, NULL);
+        assert_non_null(value);
+        if (strcmp(json_string_value(json_object_get(value, "kind")), kind) == 0) {
+            count++;
+            if (sum) *sum += json_integer_value(json_object_get(value, key));
+        }
+        json_decref(value);
+    }
+    free(text);
+    return count;
+}
+
+static double last_loss(const char *run)
+{
+    char *text = test_read(test_path("%s/metrics.jsonl", run), NULL), *rest = NULL;
+    double loss = 0;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        json_t *value = json_loads(line, 0, NULL);
+        if (json_object_get(value, "loss")) loss = json_real_value(json_object_get(value, "loss"));
+        json_decref(value);
+    }
+    free(text);
+    return loss;
+}
+
+static void trains_and_writes_all_of_it(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"run.json",
+                                        "config.toml",
+                                        "metrics.jsonl",
+                                        "tb",
+                                        "checkpoints/step-00000006",
+                                        "export/model.safetensors",
+                                        "export/config.json"};
+    const char *run = test_path("%s/run", test_dir());
+    const mtp_train_result result = test_run_training(run, eval_file());
+    assert_int_equal(result.step, 6);
+    assert_int_equal(result.total_steps, 6);
+    assert_int_equal(result.resumed_from, -1);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!exists(run, names[i])) fail_msg("%s is missing", names[i]);
+    assert_int_equal(count_lines(run, "train", NULL, NULL), 6);
+    assert_int_equal(count_lines(run, "eval", NULL, NULL), 2);
+    assert_true(last_loss(run) == result.loss);
+    assert_true(result.loss < 9.5); /* it begins at 10.2 */
+    mtp_train_config *config = NULL;
+    assert_ok(mtp_train_config_load(test_path("%s/config.toml", run), NULL, 0, &config));
+    assert_int_equal(config->max_steps, 6);
+    mtp_train_config_free(config);
+}
+
+/* Three micro-batches an epoch: the run ends inside the second and third epoch, not at their ends. */
+static void length_in_steps_is_exact(void **state)
+{
+    (void)state;
+    const char *run = test_path("%s/run", test_dir());
+    assert_int_equal(test_run_training(run, "max_steps=5").step, 5);
+    assert_int_equal(count_lines(run, "train", NULL, NULL), 5);
+    run = test_path("%s/two", test_dir());
+    assert_int_equal(test_run_training(run, "max_steps=4", "gradient_accumulation_steps=2").step, 4);
+}
+
+/* Two passes over six documents are each document twice, whatever the accumulation; the last update takes what is left.
+ */
+static void length_in_epochs_is_exact(void **state)
+{
+    (void)state;
+    int64_t tokens[2] = {0}, rows[2] = {0};
+    for (int i = 0; i < 2; i++) {
+        const char *run = test_path("%s/run%d", test_dir(), i);
+        const char *accumulation = i ? "gradient_accumulation_steps=4" : "gradient_accumulation_steps=1";
+        const mtp_train_result result =
+            test_run_training(run, "max_steps=0", "num_train_epochs=2", accumulation, "lr_scheduler_type=\"linear\"");
+        assert_int_equal(result.step, result.total_steps);
+        assert_int_equal(count_lines(run, "train", "tokens", &tokens[i]), result.total_steps);
+        count_lines(run, "train", "rows", &rows[i]);
+        if (i) assert_true(result.total_steps == 2);
+    }
+    assert_int_equal(tokens[0], tokens[1]);
+    assert_int_equal(rows[0], rows[1]);
+    int64_t once = 0;
+    const char *run = test_path("%s/once", test_dir());
+    test_run_training(run, "max_steps=1", "tokens_per_batch=100000");
+    count_lines(run, "train", "tokens", &once);
+    assert_int_equal(tokens[0], 2 * once);
+}
+
+/* The six documents as one batch, and as several micro-batches of one update. */
+static void accumulation_equals_the_larger_batch(void **state)
+{
+    (void)state;
+    const char *one = test_path("%s/one", test_dir()), *many = test_path("%s/many", test_dir());
+    test_run_training(one, "max_steps=4", "shuffle=false", "tokens_per_batch=100000");
+    /* micro-batches of one epoch: with num_train_epochs an update never reaches into the next */
+    test_run_training(many, "max_steps=0", "num_train_epochs=4", "shuffle=false", "tokens_per_batch=640",
+                      "gradient_accumulation_steps=3");
+    assert_int_equal(count_lines(many, "train", NULL, NULL), 4);
+    const double a = last_loss(one), b = last_loss(many);
+    if (fabs(a - b) > 1e-6 * a) fail_msg("one batch %.9g, micro-batches %.9g", a, b);
+}
+
+static float *tensor_of(const char *path, const char *name, size_t *size)
+{
+    mtp_safetensors *file = NULL;
+    const mtp_safetensors_entry *entry = NULL;
+    assert_ok(mtp_safetensors_open(path, &file));
+    assert_ok(mtp_safetensors_get(file, name, &entry));
+    float *copy = malloc(entry->size);
+    assert_non_null(copy);
+    memcpy(copy, entry->data, entry->size);
+    *size = entry->size;
+    mtp_safetensors_close(file);
+    return copy;
+}
+
+static bool same_tensor(const char *run, const char *name)
+{
+    size_t a_size, b_size;
+    float *a = tensor_of(test_path("%s/export/model.safetensors", run), name, &a_size);
+    float *b = tensor_of(MTP_TEST_DATA "/sample/drafter_init/model.safetensors", name, &b_size);
+    const bool same = a_size == b_size && memcmp(a, b, a_size) == 0;
+    free(a);
+    free(b);
+    return same;
+}
+
+static void frozen_parameters_do_not_move(void **state)
+{
+    (void)state;
+    const char *run = test_path("%s/run", test_dir());
+    test_run_training(run, "max_steps=2",
+                      "freeze=[\"*.layer_scalar\", \"model.layers.1.*\", \"model.embed_tokens.weight\"]",
+                      "weight_decay=0.1");
+    assert_true(same_tensor(run, "model.layers.1.mlp.gate_proj.weight"));
+    assert_true(same_tensor(run, "model.layers.2.layer_scalar"));
+    assert_true(same_tensor(run, "model.embed_tokens.weight"));
+    assert_false(same_tensor(run, "model.layers.2.mlp.gate_proj.weight"));
+    mtp_train_config *config = test_config(run, "freeze=[\"nothing.*\"]", "resume=auto");
+    assert_fails(test_train(config, NULL), MTP_E_CONFIG, "freeze: ");
+    mtp_train_config_free(config);
+    config = test_config(test_path("%s/other", test_dir()), "freeze=[\"*\"]");
+    assert_fails(test_train(config, NULL), MTP_E_CONFIG, "every parameter is frozen");
+    mtp_train_config_free(config);
+    config = test_config(test_path("%s/other", test_dir()), "no_decay=[\"nothing.*\"]");
+    assert_fails(test_train(config, NULL), MTP_E_CONFIG, "no_decay: pattern \"nothing.*\" matches no parameter");
+    mtp_train_config_free(config);
+}
+
+/* A rate of zero and no decay: the export is the file it came from. */
+static void nothing_trained_is_nothing_changed(void **state)
+{
+    (void)state;
+    const char *run = test_path("%s/run", test_dir());
+    test_run_training(run, "max_steps=2", "learning_rate=0.0");
+    size_t a_size, b_size;
+    char *a = test_read(test_path("%s/export/model.safetensors", run), &a_size);
+    char *b = test_read(MTP_TEST_DATA "/sample/drafter_init/model.safetensors", &b_size);
+    assert_int_equal(a_size, b_size);
+    assert_memory_equal(a, b, a_size);
+    free(a);
+    free(b);
+}
+
+static void patience_ends_the_run_and_the_best_is_exported(void **state)
+{
+    (void)state;
+    const char *run = test_path("%s/run", test_dir());
+    const mtp_train_result result =
+        test_run_training(run, "max_steps=50", "learning_rate=0.0", "eval_steps=2", eval_file(), "patience=2",
+                          "keep_best=true", "save_total_limit=1");
+    assert_true(result.stopped_early);
+    assert_int_equal(result.step, 6);
+    assert_int_equal(result.best_step, 2);
+    assert_int_equal(count_lines(run, "eval", NULL, NULL), 4);
+    assert_true(exists(run, "checkpoints/step-00000002"));
+    assert_true(exists(run, "checkpoints/step-00000006"));
+    assert_true(exists(run, "checkpoints/best/manifest.json"));
+    /* resumed, it knows that it is over */
+    const mtp_train_result again = test_run_training(run, "max_steps=50", "learning_rate=0.0", "eval_steps=2",
+                                                     eval_file(), "patience=2", "keep_best=true", "resume=auto");
+    assert_true(again.stopped_early);
+    assert_int_equal(again.step, 6);
+    assert_int_equal(again.best_step, 2);
+}
+
+typedef struct stopper {
+    int64_t asked, stop_at;
+} stopper;
+
+static bool stop_at(void *user)
+{
+    stopper *s = user;
+    return ++s->asked >= s->stop_at;
+}
+
+/* Stop at the nth time that the run asks, whatever it does then; resume until it is done. */
+static void a_stopped_run_goes_on_as_if_it_never_stopped(void **state)
+{
+    (void)state;
+    const char *whole = test_path("%s/whole", test_dir());
+    const char *const overrides[] = {"resume=auto", "eval_steps=2", "max_steps=4", eval_file(), NULL};
+    test_train_ok(whole, overrides);
+    char *expected = test_train_metrics(whole);
+    for (int64_t nth = 2; nth <= 8; nth++) {
+        const char *run = test_path("%s/run%lld", test_dir(), (long long)nth);
+        mtp_train_config *config = test_train_config(run, overrides);
+        stopper s = {.stop_at = nth};
+        const mtp_train_options options = {.stop = stop_at, .user = &s};
+        mtp_train_result result;
+        const mtp_status status = mtp_train(config, &options, &result);
+        if (status == MTP_E_INTERRUPTED && result.step > 0)
+            assert_non_null(strstr(mtp_last_error()->message, "--resume auto goes on from it"));
+        assert_ok(test_train(config, &result));
+        mtp_train_config_free(config);
+        test_same_checkpoint(test_path("%s/checkpoints/step-00000004", whole),
+                             test_path("%s/checkpoints/step-00000004", run));
+        char *metrics = test_train_metrics(run);
+        assert_string_equal(metrics, expected);
+        free(metrics);
+    }
+    free(expected);
+}
+
+static void a_rehearsal_writes_nothing(void **state)
+{
+    (void)state;
+    const char *run = test_path("%s/run", test_dir());
+    mtp_train_config *config = test_config(run, eval_file());
+    const mtp_train_options options = {.dry_run = true};
+    mtp_train_result result;
+    assert_ok(mtp_train(config, &options, &result));
+    assert_int_equal(result.total_steps, 6);
+    assert_false(exists(run, ""));
+    mtp_train_config_free(config);
+    config = test_config(run, "tokens_per_batch=100"); /* but it finds what a run would find */
+    assert_fails(mtp_train(config, &options, &result), MTP_E_DATA, "100");
+    assert_false(exists(run, ""));
+    mtp_train_config_free(config);
+}
+
+/* Hidden states so large that their squares overflow: finite in the file, not in the step. */
+static const char *huge_sample(void)
+{
+    const char *path = test_path("%s/huge.safetensors", test_dir());
+    mtp_safetensors *file = NULL;
+    assert_ok(mtp_safetensors_open(MTP_TEST_DATA "/sample/train/sample_0003.safetensors", &file));
+    const size_t count = mtp_safetensors_count(file), pairs = mtp_safetensors_metadata_count(file);
+    mtp_safetensors_source *sources = calloc(count, sizeof *sources);
+    mtp_safetensors_pair *metadata = calloc(pairs + 1, sizeof *metadata);
+    uint16_t *huge = NULL;
+    for (size_t i = 0; i < pairs; i++) metadata[i] = mtp_safetensors_metadata_at(file, i);
+    for (size_t i = 0; i < count; i++) {
+        const mtp_safetensors_entry *e = mtp_safetensors_at(file, i);
+        sources[i] = (mtp_safetensors_source){
+            .name = e->name, .dtype = e->dtype, .rank = e->rank, .shape = e->shape, .data = e->data};
+        if (strcmp(e->name, "hidden_states") != 0) continue;
+        assert_int_equal(e->dtype, MTP_BF16);
+        huge = malloc(e->size);
+        for (int64_t j = 0; j < e->count; j++) huge[j] = 0x7f00;
+        sources[i].data = huge;
+    }
+    assert_ok(mtp_safetensors_write(path, metadata, pairs, sources, count));
+    free(huge);
+    free(sources);
+    free(metadata);
+    mtp_safetensors_close(file);
+    return path;
+}
+
+static void numbers_that_blow_up_name_step_and_samples(void **state)
+{
+    (void)state;
+    const char *run = test_path("%s/run", test_dir());
+    mtp_train_config *config = test_config(run, test_path("train_data=[\"%s\"]", huge_sample()));
+    assert_fails(test_train(config, NULL), MTP_E_DATA, "step 1: loss");
+    assert_non_null(strstr(mtp_last_error()->message, "not finite. The samples of its batch: huge.safetensors"));
+    mtp_train_config_free(config);
+    assert_false(exists(run, "checkpoints"));
+}
+
+static void one_process_a_run(void **state)
+{
+    (void)state;
+    const char *run = test_path("%s/run", test_dir());
+    mtp__run_dir first, second;
+    assert_ok(mtp__run_dir_open(run, true, &first));
+    assert_fails(mtp__run_dir_open(run, false, &second), MTP_E_EXISTS, "another process is training in");
+    mtp__run_dir_close(&first);
+    assert_ok(mtp__run_dir_open(run, false, &second));
+    mtp__run_dir_close(&second);
+    assert_fails(mtp__run_dir_open(run, true, &second), MTP_E_EXISTS, "another process has begun a run");
+    static const char newer[] = "{\"format\": \"mtp-run\", \"version\": 9}";
+    test_write(test_path("%s/run.json", run), newer, strlen(newer));
+    bool is_run;
+    assert_fails(mtp__run_dir_inspect(run, &is_run), MTP_E_VERSION, "version 9, written by a newer mtp");
+}
+
+static void a_disk_that_is_too_small_is_seen_before(void **state)
+{
+    (void)state;
+    const char *missing = test_path("%s/a/b/c", test_dir());
+    assert_ok(mtp__run_dir_check_space(missing, 1, "a byte"));
+    assert_fails(mtp__run_dir_check_space(missing, UINT64_MAX / 2, "4 checkpoints"), MTP_E_IO, "4 checkpoints");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(trains_and_writes_all_of_it),
+        cmocka_unit_test(length_in_steps_is_exact),
+        cmocka_unit_test(length_in_epochs_is_exact),
+        cmocka_unit_test(accumulation_equals_the_larger_batch),
+        cmocka_unit_test(frozen_parameters_do_not_move),
+        cmocka_unit_test(nothing_trained_is_nothing_changed),
+        cmocka_unit_test(patience_ends_the_run_and_the_best_is_exported),
+        cmocka_unit_test(a_stopped_run_goes_on_as_if_it_never_stopped),
+        cmocka_unit_test(a_rehearsal_writes_nothing),
+        cmocka_unit_test(numbers_that_blow_up_name_step_and_samples),
+        cmocka_unit_test(one_process_a_run),
+        cmocka_unit_test(a_disk_that_is_too_small_is_seen_before),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
