@@ -145,20 +145,21 @@ static void mixed_types_become_fp32(void **state)
         samples[i] = test_sample_make(LENGTH, PROMPT, 7 + (uint64_t)i);
         test_sample_retype(&samples[i], "hidden_states", types[i]);
         test_sample_retype(&samples[i], "kv_last_local_k", MTP_BF16); /* V stays F32: K and V differ */
-        test_sample_retype(&samples[i], "kv_last_global_k", MTP_F16);
-        test_sample_retype(&samples[i], "kv_last_global_v", MTP_F16);
+        test_sample_retype(&samples[i], "kv_last_global_k", i == 1 ? MTP_F32 : MTP_F16);
+        test_sample_retype(&samples[i], "kv_last_global_v", i == 1 ? MTP_F32 : MTP_F16);
         test_sample_write(&samples[i], test_path("%s/s%d.safetensors", dir, i));
     }
     mtp_dataset *dataset = open_dir(dir);
     mtp_batch *batch = collate(dataset, true);
     assert_int_equal(batch->hidden_states.dtype, MTP_F32);
     assert_int_equal(batch->kv[MTP_LAYER_SLIDING].dtype, MTP_F32);
-    assert_int_equal(batch->kv[MTP_LAYER_FULL].dtype, MTP_F16);
+    assert_int_equal(batch->kv[MTP_LAYER_FULL].dtype, MTP_F32);
     for (int i = 0; i < 3; i++) check_document(batch, i * LENGTH, &samples[i], LENGTH);
     mtp_batch_free(batch);
     static const int64_t same[2] = {0, 2};
     assert_ok(mtp_batch_collate(dataset, same, 2, true, &batch));
     assert_int_equal(batch->hidden_states.dtype, MTP_BF16);
+    assert_int_equal(batch->kv[MTP_LAYER_FULL].dtype, MTP_F16);
     check_document(batch, LENGTH, &samples[2], LENGTH);
     mtp_batch_free(batch);
     mtp_dataset_close(dataset);

@@ -202,6 +202,28 @@ static void overlong_documents(void **state)
     }
 }
 
+/* The last document of the epoch is passed over: it is counted with the last batch. */
+static void counts_are_complete_with_the_last_batch(void **state)
+{
+    (void)state;
+    const char *dir = test_dir();
+    for (int i = 0; i < 3; i++) {
+        test_sample sample = test_sample_make(i == 2 ? 9 : 4, i == 1 ? 4 : 1, 1 + (uint64_t)i);
+        test_sample_write(&sample, test_path("%s/s%d.safetensors", dir, i));
+        test_sample_free(&sample);
+    }
+    mtp_dataset *three = open_dataset(dir);
+    const mtp_loader_options options = {.tokens_per_batch = 6, .prefetch = 1, .overlong = MTP_OVERLONG_SKIP};
+    mtp_loader *loader = NULL;
+    assert_ok(mtp_loader_create(three, &options, &loader));
+    assert_int_equal(batches_of(loader, 0), 1);
+    assert_string_equal(next_as_text(loader), "0/0: 0");
+    assert_int_equal(mtp_loader_get_stats(loader).documents_skipped, 1);
+    assert_int_equal(mtp_loader_get_stats(loader).batches_skipped, 1);
+    mtp_loader_free(loader);
+    mtp_dataset_close(three);
+}
+
 /* A document whose only targets lie beyond the cut has none; a data set without any is refused at once. */
 static void nothing_to_learn_is_an_error(void **state)
 {
@@ -375,6 +397,7 @@ int main(void)
         cmocka_unit_test(next_fit_within_the_budget),
         cmocka_unit_test(every_document_once_an_epoch),
         cmocka_unit_test(overlong_documents),
+        cmocka_unit_test(counts_are_complete_with_the_last_batch),
         cmocka_unit_test(nothing_to_learn_is_an_error),
         cmocka_unit_test(seek_gives_what_reading_on_gives),
         cmocka_unit_test(held_batches_stay_as_they_are),
