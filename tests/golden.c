@@ -1,0 +1,87 @@
+/* golden DIR...: check reference cases and print, for each, the largest error per group.
+ *
+ * A DIR is a drafter case (case.json) or the optimizer alone (optimizer.json). Exit code: 0 all pass, 1 some case
+ * differs by more than the tolerance or cannot be read, 2 wrong usage, 77 nothing failed and nothing could be checked
+ * (every case needs an objective that is not built). */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "golden/golden.h"
+
+typedef enum outcome { PASSED, FAILED, SKIPPED } outcome;
+
+static bool exists(const char *directory, const char *name)
+{
+    char path[4096];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return stat(path, &info) == 0;
+}
+
+/* The three curve groups print as one: the interface names hidden, state, logits, loss, gradients, curve. */
+static bool print_groups(const golden_result *result)
+{
+    bool good = result->wrong == 0;
+    int64_t compared = result->integers;
+    for (int g = 0; g < GOLDEN_GROUPS; g++) {
+        if (result->group[g].count == 0) continue;
+        compared += result->group[g].count;
+        const bool inside = result->group[g].error <= golden_tolerances[g];
+        printf("  %s %.1e%s", golden_group_names[g], result->group[g].error, inside ? "" : " (!)");
+        good = good && inside;
+    }
+    if (result->integers) printf("  integers %s", result->wrong ? "differ (!)" : "equal");
+    return good && compared > 0;
+}
+
+static void print_failures(const golden_result *result)
+{
+    for (int g = 0; g < GOLDEN_GROUPS; g++)
+        if (result->group[g].count && !(result->group[g].error <= golden_tolerances[g]))
+            fprintf(stderr, "    %s: %s differs by %.3e of its largest magnitude; the tolerance is %.1e\n",
+                    golden_group_names[g], result->group[g].where, result->group[g].error, golden_tolerances[g]);
+    if (result->wrong)
+        fprintf(stderr, "    %lld of %lld integers differ, the first in %s\n", (long long)result->wrong,
+                (long long)result->integers, result->wrong_where);
+}
+
+static outcome check(const char *directory)
+{
+    golden_result result = {0};
+    const char *skipped = NULL;
+    const bool optimizer = exists(directory, "optimizer.json");
+    const mtp_status status =
+        optimizer ? golden_run_adamw(directory, &result) : golden_run_case(directory, &result, &skipped);
+    printf("%s:", directory);
+    if (status != MTP_OK) {
+        printf("  FAILED\n");
+        fflush(stdout);
+        fprintf(stderr, "    %s\n", mtp_last_error()->message);
+        return FAILED;
+    }
+    if (skipped) {
+        printf("  skipped: objective %s not built yet\n", skipped);
+        return SKIPPED;
+    }
+    const bool good = print_groups(&result);
+    printf("  %s\n", good ? "ok" : "FAILED");
+    fflush(stdout);
+    if (!good) print_failures(&result);
+    return good ? PASSED : FAILED;
+}
+
+int main(int argc, char **argv)
+{
+    int count[3] = {0};
+    if (argc < 2 || strcmp(argv[1], "--help") == 0) {
+        fprintf(argc < 2 ? stderr : stdout,
+                "usage: golden DIR...\nChecks reference cases (tests/data/goldens/README.md) and prints, for each, the "
+                "largest error per group.\n");
+        return argc < 2 ? 2 : 0;
+    }
+    for (int i = 1; i < argc; i++) count[check(argv[i])]++;
+    if (argc > 2) printf("%d passed, %d failed, %d skipped\n", count[PASSED], count[FAILED], count[SKIPPED]);
+    return count[FAILED] ? 1 : count[PASSED] ? 0 : 77;
+}

@@ -1,0 +1,120 @@
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/convert.h"
+#include "base/error.h"
+#include "golden.h"
+
+const char *const golden_group_names[GOLDEN_GROUPS] = {"hidden",     "state",      "logits",        "loss", "gradients",
+                                                       "curve loss", "curve norm", "curve weights", "adamw"};
+/* From the README of the reference cases; never loosened. */
+const double golden_tolerances[GOLDEN_GROUPS] = {2e-5, 2e-5, 2e-5, 2e-5, 1.5e-4, 1e-5, 5e-4, 2e-5, 1e-6};
+
+static mtp_status find(const mtp_safetensors *file, const char *name, int64_t count,
+                       const mtp_safetensors_entry **entry)
+{
+    MTP_TRY(mtp_safetensors_get(file, name, entry));
+    if ((*entry)->count != count)
+        return MTP_FAIL(MTP_E_DATA, "%s: %s has %lld values, the case needs %lld", mtp_safetensors_path(file), name,
+                        (long long)(*entry)->count, (long long)count);
+    return MTP_OK;
+}
+
+mtp_status golden_reals(const mtp_safetensors *file, const char *name, int64_t count, double **values)
+{
+    const mtp_safetensors_entry *entry;
+    MTP_TRY(find(file, name, count, &entry));
+    *values = malloc(sizeof(double) * (size_t)(count + 1));
+    if (!*values) return MTP_FAIL(MTP_E_MEMORY, "out of memory for %s", name);
+    for (int64_t i = 0; i < count; i++) {
+        const char *at = (const char *)entry->data + (size_t)i * mtp_dtype_size(entry->dtype);
+        float f;
+        uint16_t half;
+        switch (entry->dtype) {
+        case MTP_F32:
+            memcpy(&f, at, sizeof f);
+            (*values)[i] = (double)f;
+            break;
+        case MTP_F64:
+            memcpy(*values + i, at, sizeof(double));
+            break;
+        case MTP_BF16:
+            memcpy(&half, at, sizeof half);
+            (*values)[i] = (double)mtp__bf16_to_f32(half);
+            break;
+        case MTP_F16:
+            memcpy(&half, at, sizeof half);
+            (*values)[i] = (double)mtp__f16_to_f32(half);
+            break;
+        default:
+            free(*values);
+            *values = NULL;
+            return MTP_FAIL(MTP_E_DATA, "%s: %s holds no real numbers", mtp_safetensors_path(file), name);
+        }
+    }
+    return MTP_OK;
+}
+
+mtp_status golden_integers(const mtp_safetensors *file, const char *name, int64_t count, int64_t **values)
+{
+    const mtp_safetensors_entry *entry;
+    MTP_TRY(find(file, name, count, &entry));
+    *values = malloc(sizeof(int64_t) * (size_t)(count + 1));
+    if (!*values) return MTP_FAIL(MTP_E_MEMORY, "out of memory for %s", name);
+    for (int64_t i = 0; i < count; i++) {
+        const char *at = (const char *)entry->data + (size_t)i * mtp_dtype_size(entry->dtype);
+        int32_t word;
+        switch (entry->dtype) {
+        case MTP_I64:
+            memcpy(*values + i, at, sizeof(int64_t));
+            break;
+        case MTP_I32:
+            memcpy(&word, at, sizeof word);
+            (*values)[i] = word;
+            break;
+        case MTP_U8:
+        case MTP_BOOL:
+            (*values)[i] = *(const unsigned char *)at;
+            break;
+        default:
+            free(*values);
+            *values = NULL;
+            return MTP_FAIL(MTP_E_DATA, "%s: %s holds no integers", mtp_safetensors_path(file), name);
+        }
+    }
+    return MTP_OK;
+}
+
+void golden_note(golden_result *result, golden_group group, const char *name, double error, int64_t count)
+{
+    result->group[group].count += count;
+    if (!isnan(result->group[group].error) && !(error <= result->group[group].error)) { /* a NaN is the largest error */
+        result->group[group].error = error;
+        snprintf(result->group[group].where, sizeof result->group[group].where, "%s", name);
+    }
+}
+
+void golden_note_integer(golden_result *result, const char *name, int64_t got, int64_t want)
+{
+    result->integers++;
+    if (got == want) return;
+    if (result->wrong++ == 0) snprintf(result->wrong_where, sizeof result->wrong_where, "%s", name);
+}
+
+mtp_status golden_compare(golden_result *result, golden_group group, const mtp_safetensors *expected, const char *name,
+                          const float *got, int64_t count, double floor)
+{
+    double *want, largest = 0, error = 0;
+    MTP_TRY(golden_reals(expected, name, count, &want));
+    for (int64_t i = 0; i < count; i++) largest = fmax(largest, fabs(want[i]));
+    for (int64_t i = 0; i < count; i++) {
+        const double difference = fabs((double)got[i] - want[i]);
+        if (!(difference <= error)) error = difference;
+    }
+    free(want);
+    const double scale = largest + floor;
+    golden_note(result, group, name, scale > 0 ? error / scale : error, count);
+    return MTP_OK;
+}
