@@ -3,14 +3,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "base/convert.h"
 #include "base/error.h"
+#include "base/real.h"
 #include "base/rng.h"
 #include "model/weights.h"
 
@@ -75,11 +76,11 @@ static void fill(float *x, int64_t n, float scale, uint64_t seed)
 
 static void fill_bf16(uint16_t *x, int64_t n, float scale, uint64_t seed)
 {
-    for (int64_t i = 0; i < n; i++) {
-        float value;
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        value = scale * 1.7320508f * (float)((double)(seed >> 33) * 0x1p-30 - 1.0);
-        x[i] = mtp__f32_to_bf16(value);
+    float block[256];
+    for (int64_t first = 0; first < n; first += 256) {
+        const int64_t count = n - first < 256 ? n - first : 256;
+        fill(block, count, scale, seed + (uint64_t)first);
+        mtp__real_from_f32(x + first, MTP_BF16, block, count);
     }
 }
 

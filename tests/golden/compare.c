@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/convert.h"
 #include "base/error.h"
+#include "base/real.h"
 #include "golden.h"
 
 const char *const golden_group_names[GOLDEN_GROUPS] = {"hidden",     "state",      "logits",        "loss", "gradients",
@@ -31,22 +31,15 @@ mtp_status golden_reals(const mtp_safetensors *file, const char *name, int64_t c
     for (int64_t i = 0; i < count; i++) {
         const char *at = (const char *)entry->data + (size_t)i * mtp_dtype_size(entry->dtype);
         float f;
-        uint16_t half;
         switch (entry->dtype) {
-        case MTP_F32:
-            memcpy(&f, at, sizeof f);
-            (*values)[i] = (double)f;
-            break;
         case MTP_F64:
             memcpy(*values + i, at, sizeof(double));
             break;
+        case MTP_F32:
         case MTP_BF16:
-            memcpy(&half, at, sizeof half);
-            (*values)[i] = (double)mtp__bf16_to_f32(half);
-            break;
         case MTP_F16:
-            memcpy(&half, at, sizeof half);
-            (*values)[i] = (double)mtp__f16_to_f32(half);
+            mtp__real_to_f32(&f, at, entry->dtype, 1);
+            (*values)[i] = (double)f;
             break;
         default:
             free(*values);
