@@ -21,7 +21,7 @@ static bool exists(const char *directory, const char *name)
 }
 
 /* The three curve groups print as one: the interface names hidden, state, logits, loss, gradients, curve. */
-static bool print_groups(const golden_result *result)
+static bool print_groups(const golden_result *result, bool verbose)
 {
     bool good = result->wrong == 0;
     int64_t compared = result->integers;
@@ -30,6 +30,7 @@ static bool print_groups(const golden_result *result)
         compared += result->group[g].count;
         const bool inside = result->group[g].error <= golden_tolerances[g];
         printf("  %s %.1e%s", golden_group_names[g], result->group[g].error, inside ? "" : " (!)");
+        if (verbose) printf(" in %s", result->group[g].where);
         good = good && inside;
     }
     if (result->integers) printf("  integers %s", result->wrong ? "differ (!)" : "equal");
@@ -47,7 +48,7 @@ static void print_failures(const golden_result *result)
                 (long long)result->integers, result->wrong_where);
 }
 
-static outcome check(const char *directory)
+static outcome check(const char *directory, bool verbose)
 {
     golden_result result = {0};
     const char *skipped = NULL;
@@ -65,7 +66,7 @@ static outcome check(const char *directory)
         printf("  skipped: objective %s not built yet\n", skipped);
         return SKIPPED;
     }
-    const bool good = print_groups(&result);
+    const bool good = print_groups(&result, verbose);
     printf("  %s\n", good ? "ok" : "FAILED");
     fflush(stdout);
     if (!good) print_failures(&result);
@@ -74,14 +75,18 @@ static outcome check(const char *directory)
 
 int main(int argc, char **argv)
 {
+    static const char usage[] =
+        "usage: golden [--verbose] DIR...\nChecks reference cases (format: tests/data/goldens/README.md) and prints, for "
+        "each, the largest error per group; with --verbose also the tensor that has it.\n";
     int count[3] = {0};
-    if (argc < 2 || strcmp(argv[1], "--help") == 0) {
-        fprintf(argc < 2 ? stderr : stdout,
-                "usage: golden DIR...\nChecks reference cases (tests/data/goldens/README.md) and prints, for each, the "
-                "largest error per group.\n");
-        return argc < 2 ? 2 : 0;
+    const bool verbose = argc > 1 && strcmp(argv[1], "--verbose") == 0;
+    const int first = verbose ? 2 : 1;
+    if (argc > 1 && strcmp(argv[1], "--help") == 0) return fputs(usage, stdout) < 0;
+    if (argc <= first) {
+        fputs(usage, stderr);
+        return 2;
     }
-    for (int i = 1; i < argc; i++) count[check(argv[i])]++;
-    if (argc > 2) printf("%d passed, %d failed, %d skipped\n", count[PASSED], count[FAILED], count[SKIPPED]);
+    for (int i = first; i < argc; i++) count[check(argv[i], verbose)]++;
+    if (argc > first + 1) printf("%d passed, %d failed, %d skipped\n", count[PASSED], count[FAILED], count[SKIPPED]);
     return count[FAILED] ? 1 : count[PASSED] ? 0 : 77;
 }
