@@ -42,7 +42,7 @@ static void cut_chain_equals_single_steps(void **state)
         for (int64_t i = 0; i < one->num_grads; i++)
             ((float *)sum->grads)[i] += (float)weights[k] * ((const float *)one->grads)[i];
     }
-    assert_true(fixture_distance(sum, cut) < 1e-5);
+    assert_true(fixture_distance(sum, cut) < 1.5e-4); /* the gradient tolerance of the reference cases */
     for (int64_t i = 0; i < cut->post_projection->count; i++) assert_true(cut->post_projection->grad[i] == 0);
     mtp__rows_free(&single);
     free(states);
@@ -114,7 +114,6 @@ static void frozen_parameters_have_no_gradient_and_change_no_other(void **state)
     fixture f;
     fixture_open(&f, "e2b_masked", MTP_HEAD_MASKED);
     mtp_drafter *all = fixture_drafter(&f, NULL), *some = fixture_drafter(&f, "model.layers.1.*");
-    assert_ok(mtp_drafter_freeze(all, "*.layer_scalar")); /* after the gradients: only says what an optimizer takes */
     fixture_train(&f, all, &f.config, &f.rows, f.counts, NULL);
     fixture_train(&f, some, &f.config, &f.rows, f.counts, NULL);
     int frozen = 0;
