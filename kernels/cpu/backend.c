@@ -72,7 +72,8 @@ static mtp_status cpu_alloc(mtp_device *device, size_t bytes, void **memory)
     (void)device;
     MTP_REQUIRE(memory != NULL);
     *memory = NULL;
-    if (bytes > (size_t)PTRDIFF_MAX - 64) return MTP_FAIL(MTP_E_MEMORY, "cpu backend: cannot allocate %zu bytes", bytes);
+    if (bytes > (size_t)PTRDIFF_MAX - 64)
+        return MTP_FAIL(MTP_E_MEMORY, "cpu backend: cannot allocate %zu bytes", bytes);
     const size_t rounded = bytes == 0 ? 64 : (bytes + 63) / 64 * 64;
     *memory = aligned_alloc(64, rounded);
     if (!*memory) return MTP_FAIL(MTP_E_MEMORY, "cpu backend: out of memory allocating %zu bytes", bytes);
