@@ -14,7 +14,7 @@ typedef struct mtp__kmeans_result {
  *
  * Lloyd's iterations with a capacity: rows choose in the order of what they lose by their second choice, a full
  * centroid is passed over. At most 12 iterations; each costs 2 V C Hb operations in products (1.6e12 for V = 262144, C
- * = 2048, Hb = 1536: some 10 s on two cores) and V times 32 candidates of memory (67 MB there). Deterministic in
+ * = 2048, Hb = 1536: 10 to 20 s on two free cores) and V times 32 candidates of memory (67 MB there). Deterministic in
  * `seed`. */
 mtp_status mtp__balanced_kmeans(mtp_context *context, mtp_view table, int64_t num_centroids, uint64_t seed,
                                 mtp__kmeans_result *result);

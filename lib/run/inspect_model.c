@@ -45,18 +45,29 @@ static void add_geometry(mtp__inspector *inspector, const mtp_drafter_config *co
         mtp__fact_text(inspector, "head", "dense");
 }
 
+static const mtp_finding *first_fatal(const mtp_export_report *report)
+{
+    for (int64_t i = 0; i < report->num_findings; i++)
+        if (report->findings[i].fatal) return &report->findings[i];
+    return NULL;
+}
+
 /* What the export validator says, in one line: a drafter may be fine for training and not yet for every engine. */
 static void add_export_state(mtp__inspector *inspector)
 {
     mtp_export_report report = {0};
     const mtp_status status = mtp_validate_export(inspector->path, inspector->verifier, &report);
-    if (status == MTP_OK)
-        mtp__fact_text(inspector, "export", "ready for every engine%s",
-                       inspector->verifier ? "" : " (not compared with a verifier)");
-    else
+    const mtp_finding *fatal = first_fatal(&report);
+    if (fatal)
         mtp__fact_text(inspector, "export", "not ready: %lld things to put right, first %s %s (--strict lists them)",
-                       (long long)report.num_fatal, report.num_findings ? report.findings[0].where : "",
-                       report.num_findings ? report.findings[0].message : mtp_last_error()->message);
+                       (long long)report.num_fatal, fatal->where, fatal->message);
+    else if (status != MTP_OK)
+        mtp__problem_last(inspector);
+    else if (report.num_findings == 0)
+        mtp__fact_text(inspector, "export", "ready for every engine");
+    else
+        mtp__fact_text(inspector, "export", "no fault found, %lld notes (--strict lists them)%s",
+                       (long long)report.num_findings, inspector->verifier ? "" : "; not compared with a verifier");
     mtp_export_report_free(&report);
 }
 

@@ -70,6 +70,8 @@ static int validate(const inspect_options *options)
         print_findings(&report);
         if (report.num_fatal)
             printf("%s: refused, %lld things to put right\n", options->path, (long long)report.num_fatal);
+        else if (report.num_findings)
+            printf("%s: no fault found; mind the notes\n", options->path);
         else
             printf("%s: ready for every engine\n", options->path);
     }
