@@ -1,28 +1,36 @@
 #!/bin/bash
-# environment.sh [REQUIREMENTS]
+# environment.sh [NAME]
 #
-# Makes the virtual environment of the peers, outside the tree, and prints its folder on the last line. It is
-# $MTP_PEERS_VENV, or peers-NAME in ${XDG_CACHE_HOME:-~/.cache}/mtp; kept between runs, made anew when REQUIREMENTS
-# (default: requirements.txt beside this script) changes. Needs 5 GB of disk while it is made.
+# Makes a virtual environment of the peers, outside the tree, and prints its folder on the last line: NAME `peers`
+# (default) from requirements.txt, `vllm` from requirements-vllm.txt. It lies in $MTP_PEERS_DIR, which is
+# ${XDG_CACHE_HOME:-~/.cache}/mtp unless set; it is kept between runs and made anew when its requirements change.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-requirements=${1:-$here/requirements.txt}
-name=$(basename "$requirements" .txt)
-venv=${MTP_PEERS_VENV:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/mtp/peers-$name}
+name=${1:-peers}
+case $name in
+peers) requirements=$here/requirements.txt megabytes=7000 ;;
+vllm) requirements=$here/requirements-vllm.txt megabytes=9000 ;;
+*)
+    echo "environment.sh: unknown environment '$name' (peers, vllm)" >&2
+    exit 2
+    ;;
+esac
+folder=${MTP_PEERS_DIR:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/mtp}
+venv=$folder/$name
 wanted=$(sha256sum <"$requirements")
 if [ "$(cat "$venv/.requirements" 2>/dev/null)" = "$wanted" ]; then
     echo "$venv"
     exit 0
 fi
 
-mkdir -p "$(dirname "$venv")"
-free=$(df -Pm "$(dirname "$venv")" | awk 'NR == 2 { print $4 }')
-if [ "$free" -lt 6000 ]; then
-    echo "environment.sh: $(dirname "$venv") has $free MB free, the environment needs 6000; set MTP_PEERS_VENV" >&2
+mkdir -p "$folder"
+free=$(df -Pm "$folder" | awk 'NR == 2 { print $4 }')
+if [ "$free" -lt "$megabytes" ]; then
+    echo "environment.sh: $folder has $free MB free, the environment needs $megabytes; set MTP_PEERS_DIR" >&2
     exit 1
 fi
 if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ]; then
-    echo "environment.sh: $venv exists and is no virtual environment; set MTP_PEERS_VENV to another folder" >&2
+    echo "environment.sh: $venv exists and is no virtual environment; set MTP_PEERS_DIR to another folder" >&2
     exit 1
 fi
 python=${PYTHON:-python3}
