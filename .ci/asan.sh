@@ -1,6 +1,6 @@
 #!/bin/bash
 # The tests under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer, built with clang 14 and warnings as
-# errors. Stays in build-asan/, which fuzz.sh uses too.
+# errors.
 source "$(dirname "$0")/lib.sh" asan
 build()
 {
