@@ -79,15 +79,18 @@ static bool parse(int argc, char **argv, check_options *options, int *exit_code)
         .options = table,
         .num_options = sizeof table / sizeof *table,
         .epilogue =
-            "Without --leak every sample is read whole, as training reads it: keys, shapes, dtypes and lengths against "
-            "the verifier, ids inside the vocabulary, no NaN or infinity, no zero rows. What needs statistics over the "
+            "Without --leak every sample is read whole, as training reads it: keys, shapes, dtypes and lengths "
+            "against\n"
+            "the verifier, ids inside the vocabulary, no NaN or infinity, no zero rows. What needs statistics over "
+            "the\n"
             "data (implausible scale, swapped or shifted K/V) is not looked at.\n"
+            "\n"
             "With --leak, what a row at position t must not read is changed (K/V after t, K/V outside the window, "
-            "other "
-            "positions, other documents) and nothing that is computed for the row may move by a bit; rows computed "
-            "alone, "
-            "padded and in other chunks must be the same too. Exit code 0 when everything holds, 3 when something does "
-            "not.\n"};
+            "other\n"
+            "positions, other documents), and nothing that is computed for the row may move by a bit; rows computed\n"
+            "alone, padded and in other chunks must be the same too.\n"
+            "\n"
+            "Exit codes: 0 when everything holds, 3 when something does not.\n"};
     return args_parse(&spec, argc, argv, exit_code);
 }
 

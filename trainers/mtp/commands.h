@@ -7,6 +7,8 @@
 #define COMMAND_LIST(X)                                                         \
     X(init, "make an untrained drafter for a verifier")                         \
     X(train, "train a drafter from stored samples")                             \
+    X(eval, "measure the acceptance of a drafter as a server would see it")     \
+    X(check, "check samples, or that a drafter does not leak")                  \
     X(export, "write a trained drafter as a directory that engines load")       \
     X(inspect, "explain a file or a directory, or check that an export serves") \
     X(plan, "say how much memory and disk a training run needs")

@@ -78,13 +78,15 @@ static bool parse(int argc, char **argv, eval_options *options, int *exit_code)
         .options = table,
         .num_options = sizeof table / sizeof *table,
         .epilogue =
-            "A round at position t takes the token at t+1 and everything the verifier knew at t, and drafts K "
-            "tokens from the drafter's own argmax. A draft is accepted when it and all drafts before it are the "
-            "tokens of the sample. Rounds are walked as a server does, from the last prompt token on, and at "
-            "every position.\n"
-            "This is the acceptance that serving has only for samples whose continuation the verifier wrote by "
-            "greedy decoding. Samples do not say how they were written: with other texts (a data set's answers, "
-            "sampling at a temperature) the numbers are too low.\n"
+            "A round at position t takes the token at t+1 and everything the verifier knew at t, and drafts K tokens\n"
+            "from the drafter's own argmax. A draft is accepted when it and all drafts before it are the tokens of "
+            "the\n"
+            "sample. Rounds are walked as a server does, from the last prompt token on, and at every position.\n"
+            "\n"
+            "Serving has this acceptance only for samples whose continuation the verifier wrote by greedy decoding.\n"
+            "Samples do not say how they were written: with other texts (answers of a data set, sampling at a\n"
+            "temperature) the numbers are too low.\n"
+            "\n"
             "Loss, accuracy and centroid_miss are teacher-fed, as in training.\n"};
     return args_parse(&spec, argc, argv, exit_code);
 }
