@@ -9,7 +9,7 @@ static const heads_shape shapes[] = {
     {HEADS_FLAT, 65, 33, 1021, 1, 1, MTP_F16, MTP_OVERWRITE, 0, 0.5f, 0},
     {HEADS_FLAT, 70, 48, 1543, 1, 1, MTP_F32, MTP_ACCUMULATE, 3, 0.5f, 0},
     {HEADS_FLAT, 130, 40, 2579, 1, 1, MTP_BF16, MTP_OVERWRITE, 1, 0.5f, 1}, /* chunks of the least size */
-    {HEADS_FLAT, 700, 16, 1201, 1, 1, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0}, /* tiles of one chunk */
+    {HEADS_FLAT, 700, 16, 1201, 1, 1, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0},  /* tiles of one chunk */
     {HEADS_FLAT, 70, 16, 34129, 1, 1, MTP_F32, MTP_ACCUMULATE, 0, 0.5f, 1}, /* more blocks than partial sums */
 };
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
