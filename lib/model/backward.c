@@ -61,7 +61,7 @@ static mtp_status mlp_branch_bwd(mtp__step *step, const mtp__layer *layer, const
     const int64_t rows = step->num_rows;
     const mtp_view dbranch = mtp__first_rows(step->dbranch, rows), dm = mtp__first_rows(step->dm, rows);
     const mtp_view dact = mtp__first_rows(step->dact, rows), act = mtp__first_rows(step->act, rows);
-    const mtp_view dgate = mtp__first_rows(step->dgate, rows), dup = mtp__first_rows(step->dup, rows);
+    const mtp_view dgate = dact, dup = mtp__first_rows(step->dup, rows); /* dgate takes dact's place */
     const mtp_view m = mtp__first_rows(saved->m, rows);
 
     MTP_TRY(residual_norm_bwd(step, mtp__first_rows(saved->x_mid, rows), mtp__first_rows(saved->mlp_out, rows),

@@ -110,9 +110,11 @@ static void layout_gradients(mtp__step *step, const mtp_drafter_config *config, 
     step->dx = matrix(arena, label, Rc, H);
     step->dbranch = matrix(arena, label, Rc, H);
     step->dm = matrix(arena, label, Rc, H);
-    step->dheads = matrix(arena, label, Rc, widest_heads(config));
-    step->dact = matrix(arena, label, Rc, config->intermediate_size);
-    step->dgate = matrix(arena, label, Rc, config->intermediate_size);
+    /* attention and MLP take turns in the wide buffer */
+    const int64_t heads = widest_heads(config), I = config->intermediate_size;
+    const mtp_view wide = matrix(arena, label, Rc, heads > I ? heads : I);
+    step->dheads = mtp_view_2d(wide.data, MTP_F32, Rc, heads);
+    step->dact = mtp_view_2d(wide.data, MTP_F32, Rc, I);
     step->dup = matrix(arena, label, Rc, config->intermediate_size);
 }
 

@@ -68,8 +68,8 @@ struct mtp__step {
     /* Gradients of the backward pass. */
     mtp_view dn;               /* [K * Rc, H] */
     mtp_view dx, dbranch, dm;  /* [Rc, H]: residual stream, branch output, branch input */
-    mtp_view dheads;           /* [Rc, NH * D] */
-    mtp_view dact, dgate, dup; /* [Rc, I] */
+    mtp_view dheads;           /* [Rc, NH * D]; the memory of dact */
+    mtp_view dact, dup;        /* [Rc, I]; dact becomes dgate */
     mtp_view dstate;           /* [Rc, Hb] */
     mtp_scratch scratch;
 
