@@ -62,6 +62,8 @@ mtp__manifest *mtp__manifest_create(void);
 mtp_status mtp__manifest_add_setting(mtp__manifest *manifest, const char *key, const char *value);
 /* The value of a setting; NULL when there is none. */
 const char *mtp__manifest_setting(const mtp__manifest *manifest, const char *key);
+/* As JSON text; free() it. */
+mtp_status mtp__manifest_print(const mtp__manifest *manifest, char **text);
 /* Write `path`, atomically. */
 mtp_status mtp__manifest_write(const mtp__manifest *manifest, const char *path);
 /* Parse the text of a manifest; `origin` is for messages. MTP_E_FORMAT, and MTP_E_VERSION for a newer one. */

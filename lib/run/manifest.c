@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "formats/json.h"
 #include "run/checkpoint.h"
 
@@ -224,7 +225,7 @@ static json_t *shards_json(const mtp__manifest *m)
     return array;
 }
 
-mtp_status mtp__manifest_write(const mtp__manifest *m, const char *path)
+mtp_status mtp__manifest_print(const mtp__manifest *m, char **text)
 {
     json_t *root = json_pack(
         "{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:I, s:{s:I, s:f, s:I, s:I}, s:o, s:o}", "format",
@@ -235,7 +236,16 @@ mtp_status mtp__manifest_write(const mtp__manifest *m, const char *path)
         (json_int_t)m->best_step, "accepted_length", m->best_length, "evals_since", (json_int_t)m->evals_since_best,
         "last_eval_step", (json_int_t)m->last_eval_step, "config", settings_json(m), "shards", shards_json(m));
     if (!root) return no_memory();
-    const mtp_status status = mtp__json_write(path, root, MTP__JSON_NEWLINE);
+    const mtp_status status = mtp__json_dump(root, MTP__JSON_NEWLINE, text);
     json_decref(root);
+    return status;
+}
+
+mtp_status mtp__manifest_write(const mtp__manifest *m, const char *path)
+{
+    char *text = NULL;
+    MTP_TRY(mtp__manifest_print(m, &text));
+    const mtp_status status = mtp__file_write(path, text, strlen(text));
+    free(text);
     return status;
 }
