@@ -1,4 +1,5 @@
 /* mtp: one program, one subcommand for each thing to do. */
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -77,6 +78,7 @@ static int unknown(const char *name)
 
 int main(int argc, char **argv)
 {
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is reported like a full disk */
     if (argc < 2) {
         print_help(stderr);
         return 2;

@@ -1,0 +1,144 @@
+/* Protects: mtp plan counts what a run allocates, from configurations alone. */
+#include "support.h"
+
+#include <jansson.h>
+#include <unistd.h>
+
+#include "base/arena.h"
+#include "model/step.h"
+#include "run/config.h"
+#include "run/trainer.h"
+#include "train.h"
+
+static json_t *plan_json(const char *config)
+{
+    test_run run = test_mtp("plan", config, "--json");
+    if (run.exit_code != 0) fail_msg("exit code %d: %s", run.exit_code, run.err);
+    json_t *plan = json_loads(run.out, 0, NULL);
+    assert_non_null(plan);
+    test_run_free(&run);
+    return plan;
+}
+
+static int64_t bytes_of(const json_t *plan, const char *what)
+{
+    size_t index;
+    json_t *line;
+    json_array_foreach(json_object_get(plan, "memory"), index, line)
+    {
+        if (strcmp(json_string_value(json_object_get(line, "what")), what) == 0)
+            return json_integer_value(json_object_get(line, "bytes"));
+    }
+    fail_msg("no line \"%s\"", what);
+    return 0;
+}
+
+static void counts_what_is_allocated(void **state)
+{
+    (void)state;
+    const char *run = test_path("%s/run", test_dir());
+    json_t *plan = plan_json(test_train_file(run));
+    mtp_train_config *config = test_config(run, "seed=7");
+    const mtp__trainer_options options = {.logger = NULL};
+    mtp__trainer trainer;
+    assert_ok(mtp__trainer_open(config, &options, &trainer));
+    int64_t values = 0;
+    for (int64_t i = 0; i < trainer.drafter->num_params; i++) values += trainer.drafter->params[i].count;
+    assert_int_equal(json_integer_value(json_object_get(plan, "parameters")), values);
+    assert_int_equal(bytes_of(plan, "parameters"), 4 * values);
+    assert_int_equal(json_integer_value(json_object_get(plan, "trained")), mtp_drafter_num_trained(trainer.drafter));
+    assert_int_equal(bytes_of(plan, "gradients"), 4 * mtp_drafter_num_trained(trainer.drafter));
+    assert_int_equal(bytes_of(plan, "optimizer moments"), (int64_t)trainer.optimizer->moment_bytes);
+    mtp__arena arena;
+    assert_ok(mtp__step_plan(&trainer.drafter->config, trainer.context, &trainer.step_config, MTP__STEP_TRAIN, &arena));
+    for (int32_t i = 0; i < arena.num_labels; i++)
+        assert_int_equal(bytes_of(plan, arena.labels[i].label), (int64_t)arena.labels[i].bytes);
+    const mtp_loader_stats stats = mtp_loader_get_stats(trainer.loader);
+    const double foreseen = (double)bytes_of(plan, "loader"), ring = (double)stats.memory_bytes;
+    if (ring > 1.1 * foreseen || ring < 0.5 * foreseen) fail_msg("loader: %.0f foreseen, %.0f taken", foreseen, ring);
+    mtp__trainer_close(&trainer);
+    mtp_train_config_free(config);
+    json_decref(plan);
+    assert_int_not_equal(access(run, F_OK), 0);
+}
+
+static void total_is_the_sum_of_what_is_not_mapped(void **state)
+{
+    (void)state;
+    json_t *plan = plan_json(test_train_file("out")), *line;
+    json_int_t sum = 0;
+    size_t index, mapped = 0;
+    json_array_foreach(json_object_get(plan, "memory"), index, line)
+    {
+        if (json_is_true(json_object_get(line, "mapped")))
+            mapped++;
+        else
+            sum += json_integer_value(json_object_get(line, "bytes"));
+    }
+    assert_int_equal(sum, json_integer_value(json_object_get(plan, "total_bytes")));
+    assert_int_equal(mapped, 1);
+    json_decref(plan);
+}
+
+/* config.json of both is enough. */
+static void needs_neither_weights_nor_data(void **state)
+{
+    (void)state;
+    const char *dir = test_dir();
+    test_run copy = test_execute((const char *const[]){
+        "/bin/sh", "-c",
+        test_path(
+            "mkdir %s/d %s/v && cp %s/sample/drafter_init/config.json %s/d && cp %s/sample/verifier/config.json %s/v",
+            dir, dir, MTP_TEST_DATA, dir, MTP_TEST_DATA, dir),
+        NULL});
+    assert_int_equal(copy.exit_code, 0);
+    test_run_free(&copy);
+    test_run bare = test_mtp("plan", test_train_file("out"), "--set", test_path("drafter=%s/d", dir), "--set",
+                             test_path("verifier=%s/v", dir), "--set", "train_data=[\"/nowhere\"]");
+    test_run full = test_mtp("plan", test_train_file("out"));
+    if (bare.exit_code != 0) fail_msg("%s", bare.err);
+    assert_string_equal(bare.out, full.out);
+    assert_non_null(strstr(full.out, "optimizer moments"));
+    assert_non_null(strstr(full.out, "total"));
+    test_run_free(&bare);
+    test_run_free(&full);
+}
+
+static void mistakes_have_their_exit_codes(void **state)
+{
+    (void)state;
+    test_run run = test_mtp("plan", "/nowhere.toml");
+    assert_int_equal(run.exit_code, 2);
+    assert_non_null(strstr(run.err, "mtp: error: "));
+    test_run_free(&run);
+    run = test_mtp("plan", test_train_file("out"), "--set", test_path("verifier=%s", test_dir()));
+    assert_int_not_equal(run.exit_code, 0);
+    assert_non_null(strstr(run.err, "config.json"));
+    test_run_free(&run);
+}
+
+/* More rows at once, more activations; the rest stays. */
+static void follows_the_configuration(void **state)
+{
+    (void)state;
+    const char *config = test_train_file("out");
+    test_run small = test_mtp("plan", config, "--json", "--set", "rows_per_chunk=64");
+    test_run large = test_mtp("plan", config, "--json", "--set", "rows_per_chunk=1024");
+    json_t *a = json_loads(small.out, 0, NULL), *b = json_loads(large.out, 0, NULL);
+    assert_true(bytes_of(b, "activations") > 8 * bytes_of(a, "activations"));
+    assert_int_equal(bytes_of(a, "optimizer moments"), bytes_of(b, "optimizer moments"));
+    json_decref(a);
+    json_decref(b);
+    test_run_free(&small);
+    test_run_free(&large);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(counts_what_is_allocated),       cmocka_unit_test(total_is_the_sum_of_what_is_not_mapped),
+        cmocka_unit_test(needs_neither_weights_nor_data), cmocka_unit_test(mistakes_have_their_exit_codes),
+        cmocka_unit_test(follows_the_configuration),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
