@@ -3,8 +3,10 @@
  *   bench_step [--size e2b] [--head masked|flat|hierarchical|none] [--rows 512] [--num-speculative-steps 3]
  *              [--vocab-size 262144] [--repeat 3] [--threads 0] [--rows-per-chunk 512] [--json]
  *
- * `none` leaves the head out (the gradient of the hidden states is made up) and fixes the embedding and the centroids:
- * the body alone. Reports the best of the repeats after one step of warm-up. */
+ * Every repeat is timed as a whole; then one more step runs through a timing backend for the seconds of each op, its
+ * GFLOP/s and its share of the machine's FMA peak. `none` leaves the head out (the gradient of the hidden states is
+ * made up) and fixes the embedding and the centroids: the body alone. Reports the best of the repeats after one step of
+ * warm-up. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +15,9 @@
 
 #include "base/error.h"
 #include "model/workspace.h"
+#include "op_timer.h"
 #include "optim/optimizer.h"
+#include "peak.h"
 #include "synthetic.h"
 
 typedef struct settings {
@@ -39,7 +43,7 @@ typedef struct bench {
     mtp__optimizer *optimizer;
     mtp__optim_tensor *tensors;
     char directory[64];
-    double loss;
+    double loss, peak_rss;
 } bench;
 
 static mtp_status parse(int argc, char **argv, settings *s)
@@ -184,27 +188,72 @@ static mtp_status one_step(bench *b, timing *t)
     return MTP_OK;
 }
 
-static void report(const bench *b, const timing *best)
+static double percent_of_peak(double operations, double seconds, double peak)
+{
+    return seconds > 0 ? 100e-9 * operations / seconds / peak : 0;
+}
+
+static void report_json(const bench *b, const timing *best, double operations, double peak)
 {
     const mtp_context_info info = mtp_context_describe(b->context);
-    const double rate = (double)b->rows.num_rows / best->total, rss = synthetic_peak_rss();
-    const double states = 16.0 * (double)mtp_drafter_num_trained(b->drafter);
-    if (b->s.json)
-        printf(
-            "{\"bench\": \"step\", \"size\": \"%s\", \"head\": \"%s\", \"rows\": %lld, \"num_speculative_steps\": "
-            "%lld, "
-            "\"vocab_size\": %lld, \"threads\": %d, \"isa\": \"%s\", \"seconds\": %.4f, \"forward_backward_seconds\": "
-            "%.4f, \"optimizer_seconds\": %.4f, \"rows_per_second\": %.1f, \"peak_rss_bytes\": %.0f, "
-            "\"optimizer_state_bytes\": %.0f, \"loss\": %.6f}\n",
-            b->s.size, b->s.head, (long long)b->rows.num_rows, (long long)b->s.K, (long long)b->config.vocab_size,
-            info.num_threads, info.isa, best->total, best->forward_backward, best->optimizer, rate, rss, states,
-            b->loss);
-    else
-        printf("%s %s: %lld rows, K %lld, V %lld, %d threads, %s: %.3f s (forward+backward %.3f, optimizer %.3f), %.0f "
-               "rows/s, peak %.2f GB (16 bytes a trained parameter: %.2f GB), loss %.4f\n",
-               b->s.size, b->s.head, (long long)b->rows.num_rows, (long long)b->s.K, (long long)b->config.vocab_size,
-               info.num_threads, info.isa, best->total, best->forward_backward, best->optimizer, rate, 1e-9 * rss,
-               1e-9 * states, b->loss);
+    int count;
+    const op_timer_row *rows = op_timer_rows(&count);
+    printf(
+        "{\"bench\": \"step\", \"size\": \"%s\", \"head\": \"%s\", \"rows\": %lld, \"num_speculative_steps\": %lld, "
+        "\"vocab_size\": %lld, \"threads\": %d, \"isa\": \"%s\", \"blas\": \"%s\", \"seconds\": %.4f, "
+        "\"forward_backward_seconds\": %.4f, \"optimizer_seconds\": %.4f, \"rows_per_second\": %.1f, "
+        "\"peak_rss_bytes\": %.0f, \"optimizer_state_bytes\": %.0f, \"peak_gflops\": %.1f, \"percent_of_peak\": %.1f, "
+        "\"loss\": %.6f, \"ops\": {",
+        b->s.size, b->s.head, (long long)b->rows.num_rows, (long long)b->s.K, (long long)b->config.vocab_size,
+        info.num_threads, info.isa, info.blas, best->total, best->forward_backward, best->optimizer,
+        (double)b->rows.num_rows / best->total, b->peak_rss, 16.0 * (double)mtp_drafter_num_trained(b->drafter), peak,
+        percent_of_peak(operations, best->total, peak), b->loss);
+    for (int i = 0, printed = 0; i < count; i++) {
+        if (rows[i].calls == 0) continue;
+        printf("%s\"%s\": {\"calls\": %lld, \"seconds\": %.4f", printed++ ? ", " : "", rows[i].op,
+               (long long)rows[i].calls, rows[i].seconds);
+        if (rows[i].operations > 0)
+            printf(", \"percent_of_peak\": %.1f", percent_of_peak(rows[i].operations, rows[i].seconds, peak));
+        printf("}");
+    }
+    printf("}}\n");
+}
+
+static void report_text(const bench *b, const timing *best, double operations, double peak)
+{
+    const mtp_context_info info = mtp_context_describe(b->context);
+    int count;
+    const op_timer_row *rows = op_timer_rows(&count);
+    printf(
+        "%s %s: %lld rows, K %lld, V %lld, %d threads, %s: %.3f s (forward+backward %.3f, optimizer %.3f), %.0f "
+        "rows/s, "
+        "%.0f %% of the FMA peak (%.0f GFLOP/s), peak RSS %.3f GB (16 bytes a trained parameter: %.3f GB), loss %.4f\n",
+        b->s.size, b->s.head, (long long)b->rows.num_rows, (long long)b->s.K, (long long)b->config.vocab_size,
+        info.num_threads, info.isa, best->total, best->forward_backward, best->optimizer,
+        (double)b->rows.num_rows / best->total, percent_of_peak(operations, best->total, peak), peak,
+        1e-9 * b->peak_rss, 16e-9 * (double)mtp_drafter_num_trained(b->drafter), b->loss);
+    for (int i = 0; i < count; i++) {
+        if (rows[i].calls == 0) continue;
+        printf("  %-20s %4lld calls  %.4f s", rows[i].op, (long long)rows[i].calls, rows[i].seconds);
+        if (rows[i].operations > 0)
+            printf("  %3.0f %% of the FMA peak", percent_of_peak(rows[i].operations, rows[i].seconds, peak));
+        printf("\n");
+    }
+}
+
+/* One step through the timing backend. */
+static mtp_status time_ops(bench *b, double *operations)
+{
+    const mtp_backend *real = b->context->ops;
+    timing t;
+    int count;
+    b->context->ops = op_timer_wrap(real);
+    const mtp_status status = one_step(b, &t);
+    b->context->ops = real;
+    const op_timer_row *rows = op_timer_rows(&count);
+    *operations = 0;
+    for (int i = 0; i < count; i++) *operations += rows[i].operations;
+    return status;
 }
 
 static mtp_status run(bench *b)
@@ -216,7 +265,11 @@ static mtp_status run(bench *b)
         MTP_TRY(one_step(b, &t));
         if (i == 0 || t.total < best.total) best = t;
     }
-    report(b, &best);
+    b->peak_rss = synthetic_peak_rss();
+    double operations;
+    MTP_TRY(time_ops(b, &operations));
+    const double peak = bench_peak_gflops(mtp_context_describe(b->context).num_threads);
+    (b->s.json ? report_json : report_text)(b, &best, operations, peak);
     return MTP_OK;
 }
 
