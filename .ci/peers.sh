@@ -6,7 +6,7 @@ source "$(dirname "$0")/lib.sh" peers
 sample=tests/data/sample
 work=$suite_logs/work
 mkdir -p "$work"
-export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false TQDM_DISABLE=1
+export OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false TQDM_DISABLE=1
 
 build()
 {
@@ -37,16 +37,20 @@ generate()
         "$python" tests/peers/hf_generate.py "$1" "$sample/verifier" "$sample/prompts.jsonl" "$work/eval.json" --skip 100
 }
 
-# A file of every dtype that the package writes: inspect names each tensor with its dtype and shape.
+# Files of every dtype that the package writes: inspect shows each tensor's name, dtype and shape.
 read_theirs()
 {
-    "$python" tests/peers/safetensors_files.py write "$work/all.safetensors" >"$work/tensors" &&
-        build/mtp inspect "$work/all.safetensors" >"$work/inspect" || return 1
-    local name dtype shape
-    while read -r name dtype shape; do
-        grep -F -- "$name" "$work/inspect" | grep -F "$dtype" | grep -qF "$shape" ||
-            { cat "$work/inspect"; echo "mtp inspect does not show $name $dtype $shape"; return 1; }
-    done < <(grep -v '^quoted' "$work/tensors")
+    "$python" tests/peers/safetensors_files.py write "$work/theirs" || return 1
+    local list line dtype shape name
+    for list in "$work"/theirs/*.txt; do
+        build/mtp inspect "${list%.txt}.safetensors" >"$work/inspect" || return 1
+        while IFS= read -r line; do
+            dtype=${line%% *} line=${line#* }
+            shape=${line%%]*}] name=${line#*] }
+            grep -F -- "$name" "$work/inspect" | grep -qF -- " $dtype $shape" ||
+                { cat "$work/inspect"; echo "mtp inspect does not show $name as $dtype $shape"; return 1; }
+        done <"$list"
+    done
 }
 
 # A drafter that the package wrote goes through ours unchanged.

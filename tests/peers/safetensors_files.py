@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """safetensors_files.py read FILE...     the Python package reads files that mtp wrote, and writes them back byte for byte
-   safetensors_files.py write FILE       the Python package writes a file with every dtype and shape that mtp must read
+   safetensors_files.py write FOLDER     the Python package writes files with every dtype and shape that mtp must read
 
-`write` also prints what the file holds, one `name dtype shape` a line, to be looked for in what `mtp inspect` says.
+`write` makes FOLDER/0.safetensors and so on, few tensors each (`mtp inspect` lists the first eight), and beside each
+FOLDER/0.txt with what it holds, one `dtype shape name` a line.
 """
 import hashlib
 import json
@@ -38,7 +39,7 @@ def read(path):
     print(f"{path}: {len(tensors)} tensors, metadata {json.dumps(metadata)}, sha256 {hashlib.sha256(ours).hexdigest()[:16]}")
 
 
-def write(path):
+def write(folder):
     generator = torch.Generator().manual_seed(1)
     tensors = {}
     for i, (dtype, name) in enumerate(NAMES.items()):
@@ -46,9 +47,14 @@ def write(path):
         tensors[f"tensor.{name.lower()}"] = (torch.rand(shape, generator=generator) * 50).to(dtype)
     tensors["empty"] = torch.zeros(0, 4)
     tensors['quoted "name" \u00e9'] = torch.ones(2)
-    save_file(tensors, path, {"format": "pt", "note": 'line\nbreak, "quotes", \u2713'})
-    for name, tensor in tensors.items():
-        print(f"{name} {NAMES[tensor.dtype]} {list(tensor.shape)}")
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(tensors)
+    for i in range(0, len(names), 7):
+        part = {name: tensors[name] for name in names[i: i + 7]}
+        save_file(part, folder / f"{i // 7}.safetensors", {"format": "pt", "note": 'line\nbreak, "quotes", \u2713'})
+        lines = [f"{NAMES[tensor.dtype]} {list(tensor.shape)} {name}\n" for name, tensor in part.items()]
+        (folder / f"{i // 7}.txt").write_text("".join(lines), encoding="utf-8")
 
 
 def main():
