@@ -1,4 +1,5 @@
 /* mtp: one program, one subcommand for each thing to do. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -87,8 +88,19 @@ static void wait_without_spinning(char **argv)
     if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv("/proc/self/exe", argv);
 }
 
+/* A standard stream that the caller closed is taken by the first file that is opened, and what is printed to it lands
+ * in that file. Keep the three numbers, in the direction that fails: writing to a closed standard output stays an
+ * error. */
+static bool keep_standard_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd) return false;
+    return true;
+}
+
 int main(int argc, char **argv)
 {
+    if (!keep_standard_streams()) return 1;
     wait_without_spinning(argv); /* goes on here only when the policy is set, or cannot be */
     signal(SIGXFSZ, SIG_IGN);    /* a limit on file sizes is reported like a full disk */
     if (argc < 2) {

@@ -20,8 +20,10 @@ static void on_signal(int number)
     stop_requested = 1;
 }
 
+/* A reader of our progress that has gone (`| head`) ends nothing: the run goes on without it. */
 static void catch_signals(void)
 {
+    signal(SIGPIPE, SIG_IGN);
     struct sigaction action = {.sa_handler = on_signal};
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
