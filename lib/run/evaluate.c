@@ -1,5 +1,6 @@
 /* The evaluator: two passes over the data, one that drafts from its own argmax (acceptance), one fed by the data
  * (loss). */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -187,6 +188,21 @@ static mtp_status accept_batch(mtp_evaluator *evaluator, const mtp_batch *batch,
     return MTP_OK;
 }
 
+/* NaN and infinity have no place in figures; what made them is among few samples here. */
+static mtp_status check_finite(const mtp_evaluator *evaluator, const mtp_batch *batch, const mtp__step_sums *sums)
+{
+    bool finite = true;
+    for (int32_t k = 0; k < evaluator->rows.K; k++)
+        finite = finite && isfinite(sums[k].loss) && isfinite(sums[k].centroid_loss);
+    if (finite) return MTP_OK;
+    const mtp_sample_info first = mtp_dataset_sample(evaluator->dataset, batch->document_sample[0]);
+    return MTP_FAIL(
+        MTP_E_DATA,
+        "the loss of a batch of %lld samples, the first of them %s, is not finite: look at its samples (mtp "
+        "check), at the verifier's embedding and at the drafter's weights and config.json",
+        (long long)batch->num_documents, first.name);
+}
+
 /* The batch's sums over supervised rows, added to `total`. */
 static mtp_status teach_batch(mtp_evaluator *evaluator, const mtp_batch *batch, mtp__step_sums *total)
 {
@@ -197,6 +213,7 @@ static mtp_status teach_batch(mtp_evaluator *evaluator, const mtp_batch *batch, 
     if (rows->num_rows == 0) return MTP_OK;
     mtp__rows_count(rows, counts);
     MTP_TRY(mtp__step_run(evaluator->teaching, batch, rows, counts, sums, NULL));
+    MTP_TRY(check_finite(evaluator, batch, sums));
     for (int32_t k = 0; k < rows->K; k++) {
         total[k].loss += sums[k].loss;
         total[k].centroid_loss += sums[k].centroid_loss;

@@ -3,6 +3,9 @@
  * cases, evaluation of the weights as they are in memory, and that no figure depends on batches or repetition. */
 #include "support.h"
 
+#include <math.h>
+
+#include "edit.h"
 #include "mtp/eval.h"
 
 typedef struct opened {
@@ -276,13 +279,36 @@ static void refuses_and_stops(void **state)
     close_all(&o);
 }
 
+/* A verifier whose embedding holds a NaN: every file is well-formed, and the figures would be NaN. */
+static void figures_are_finite(void **state)
+{
+    (void)state;
+    const char *verifier = test_path("%s/verifier", test_dir());
+    test_copy(MTP_TEST_DATA "/sample/verifier", verifier);
+    test_tensors tensors = test_tensors_open(MTP_TEST_DATA "/sample/verifier/model.safetensors");
+    const int64_t shape[] = {2048, 128};
+    float *table = test_tensors_put(&tensors, "model.embed_tokens.weight", MTP_F32, 2, shape);
+    for (int64_t i = 0; i < 2048 * 128; i++) table[i] = NAN;
+    test_tensors_write(&tensors, test_path("%s/model.safetensors", verifier));
+    test_tensors_close(&tensors);
+    opened o = open_sample("drafter_init");
+    mtp_verifier_close(o.verifier);
+    assert_ok(mtp_verifier_open(verifier, NULL, &o.verifier));
+    mtp_evaluator *evaluator = NULL;
+    mtp_evaluation evaluation;
+    assert_ok(mtp_evaluator_create(o.drafter, o.verifier, o.dataset, &(mtp_evaluator_options){0}, &evaluator));
+    assert_fails(mtp_evaluator_run(evaluator, &evaluation), MTP_E_DATA, "sample_0100.safetensors, is not finite");
+    mtp_evaluator_free(evaluator);
+    close_all(&o);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(counts_of_the_reference),     cmocka_unit_test(table_of_the_reference),
         cmocka_unit_test(batches_change_nothing),      cmocka_unit_test(evaluates_what_is_in_memory),
         cmocka_unit_test(loss_of_the_reference_cases), cmocka_unit_test(short_samples_are_counted),
-        cmocka_unit_test(refuses_and_stops),
+        cmocka_unit_test(refuses_and_stops),           cmocka_unit_test(figures_are_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
