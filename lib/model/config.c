@@ -3,6 +3,7 @@
  * Keys as transformers names them (Gemma4AssistantConfig, Gemma4TextConfig). Both spellings of the geometry of full
  * layers are read: global_head_dim with num_global_key_value_heads, and the newer per_layer_config. A key that would
  * change the computation in a way that libmtp does not do is refused by name. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -304,6 +305,8 @@ static mtp_status read_positive(const mtp__json_node *object, const char *key, d
     MTP_TRY(mtp__json_get(object, key, &child));
     if (!(*value > 0) || !isfinite(*value))
         return mtp__json_fail(&child, MTP_E_DATA, "%g is not a positive number", *value);
+    if (*value < FLT_MIN || *value > FLT_MAX) /* 0 or infinity in the arithmetic of every engine */
+        return mtp__json_fail(&child, MTP_E_DATA, "%g is outside the range of float", *value);
     return MTP_OK;
 }
 

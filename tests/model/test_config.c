@@ -283,6 +283,7 @@ static const refusal text_refusals[] = {
     {"sliding_window", "null", MTP_E_FORMAT, "sliding_window"},
     {"rms_norm_eps", "0", MTP_E_DATA, "rms_norm_eps"},
     {"rms_norm_eps", "-1e-6", MTP_E_DATA, "rms_norm_eps"},
+    {"rms_norm_eps", "1e300", MTP_E_DATA, "outside the range of float"},
     {"rope_parameters", "{\"rope_type\":\"default\",\"rope_theta\":10000.0}", MTP_E_NOT_FOUND, "sliding_attention"},
     {"per_layer_config", "[]", MTP_E_FORMAT, "per_layer_config"},
 };
@@ -303,6 +304,7 @@ static const refusal top_refusals[] = {
 static const refusal rope_refusals[] = {
     {"rope_type", "\"yarn\"", MTP_E_DATA, "full_attention.rope_type: \"yarn\""},
     {"rope_theta", "0", MTP_E_DATA, "rope_theta"},
+    {"rope_theta", "1e-300", MTP_E_DATA, "outside the range of float"},
     {"rope_theta", "\"1e6\"", MTP_E_FORMAT, "rope_theta"},
     {"partial_rotary_factor", "1.5", MTP_E_DATA, "above 1"},
     {"partial_rotary_factor", "null", MTP_E_FORMAT, "partial_rotary_factor"},
