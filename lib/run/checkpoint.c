@@ -224,8 +224,7 @@ mtp_status mtp__checkpoint_remove(const char *directory)
     return status;
 }
 
-/* What an interrupted save left: names that begin with a dot. */
-static mtp_status remove_leftovers(const char *run_directory)
+mtp_status mtp__checkpoint_remove_leftovers(const char *run_directory)
 {
     char *directory = NULL;
     mtp__name_list names = {0};
@@ -247,7 +246,7 @@ static mtp_status remove_leftovers(const char *run_directory)
 mtp_status mtp__checkpoint_prune(const char *run_directory, int64_t keep, int64_t best_step)
 {
     step_list list;
-    MTP_TRY(remove_leftovers(run_directory));
+    MTP_TRY(mtp__checkpoint_remove_leftovers(run_directory));
     mtp_status status = list_steps(run_directory, &list);
     for (int64_t i = 0; status == MTP_OK && keep > 0 && i < list.count - keep; i++) {
         char *path = NULL;

@@ -93,6 +93,9 @@ uint64_t mtp__checkpoint_bytes(const mtp_drafter *drafter);
 mtp_status mtp__checkpoint_remove(const char *directory);
 /* Point RUN/checkpoints/best to the checkpoint of `step`. */
 mtp_status mtp__checkpoint_mark_best(const char *run_directory, int64_t step);
+/* Remove what an interrupted save left in RUN/checkpoints: directories whose names begin with a dot. Only for who holds
+ * the run's lock. */
+mtp_status mtp__checkpoint_remove_leftovers(const char *run_directory);
 /* Remove all but the newest `keep` checkpoints (0: keep all) and the one of `best_step` (-1: none), and what an
  * interrupted save left behind. */
 mtp_status mtp__checkpoint_prune(const char *run_directory, int64_t keep, int64_t best_step);

@@ -57,7 +57,10 @@ static mtp_status find_checkpoint(mtp__run *run)
         return MTP_FAIL(MTP_E_EXISTS,
                         "output_dir %s holds a run; go on with it (--resume auto) or use another output_dir",
                         c->output_dir);
-    if (is_run && !run->options->dry_run) MTP_TRY(mtp__run_dir_open(c->output_dir, false, &run->directory));
+    if (is_run && !run->options->dry_run) {
+        MTP_TRY(mtp__run_dir_open(c->output_dir, false, &run->directory));
+        MTP_TRY(mtp__checkpoint_remove_leftovers(c->output_dir)); /* before the free disk is counted */
+    }
     if (strcmp(c->resume, MTP_RESUME_NEVER) == 0) return MTP_OK;
     if (strcmp(c->resume, MTP_RESUME_AUTO) != 0) return find_named(run, is_run);
     return is_run ? find_newest(run) : MTP_OK;

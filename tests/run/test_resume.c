@@ -179,6 +179,21 @@ static void a_run_is_not_begun_twice(void **state)
     mtp_train_config_free(config);
 }
 
+/* What a save that was killed left is gone before the free disk is counted, not only after the next save. */
+static void leftovers_are_removed_first(void **state)
+{
+    (void)state;
+    const char *run = test_path("%s/run", test_dir());
+    test_run_training(run, "max_steps=2");
+    const char *leftover = test_path("%s/checkpoints/.step-00000009.tmp-1", run);
+    assert_int_equal(mkdir(leftover, 0777), 0);
+    test_write(test_path("%s/.shard-00000-of-00001.safetensors.tmp-1-0", leftover), "half", 4);
+    mtp_train_config *config = test_config(run, "max_steps=2", "resume=auto");
+    assert_ok(test_train(config, NULL)); /* nothing is left to do, so nothing is saved */
+    mtp_train_config_free(config);
+    assert_int_equal(access(leftover, F_OK), -1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -186,7 +201,7 @@ int main(void)
         cmocka_unit_test(constant_run_can_be_lengthened),  cmocka_unit_test(changed_settings_are_refused),
         cmocka_unit_test(free_settings_may_change),        cmocka_unit_test(wsd_can_be_lengthened_before_its_decay),
         cmocka_unit_test(later_checkpoints_are_set_aside), cmocka_unit_test(another_run_can_go_on),
-        cmocka_unit_test(a_run_is_not_begun_twice),
+        cmocka_unit_test(a_run_is_not_begun_twice),        cmocka_unit_test(leftovers_are_removed_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
