@@ -46,8 +46,8 @@ static mtp_status read_entry(const mtp__json_node *object, mtp__sidecar_entry *e
     if (!entry->file) return MTP_FAIL(MTP_E_MEMORY, "%s: out of memory", entry->origin);
     const bool has_mask = mtp__json_has(object, "loss_mask"), has_prompt = mtp__json_has(object, "prompt_len");
     if (has_mask == has_prompt)
-        return mtp__json_fail(object, MTP_E_DATA, "%s: %s prompt_len and loss_mask; give one of them", file,
-                              has_mask ? "has both" : "has neither");
+        return mtp__json_fail(object, MTP_E_DATA, "%s: %s loss_mask; give one of them", file,
+                              has_mask ? "has both prompt_len and" : "has neither prompt_len nor");
     entry->prompt_len = -1;
     return has_mask ? read_mask(object, entry)
                     : mtp__json_get_int64(object, "prompt_len", 0, INT32_MAX, &entry->prompt_len);
