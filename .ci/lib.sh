@@ -31,21 +31,28 @@ skip()
     echo "skipped  $suite: $1: $2"
 }
 
-# count_ctest LOG: add what ctest reported. A case that did not run at all is a failure.
+# count_ctest LOG BUILD_DIR: add what ctest reported, and print why what was skipped was skipped: whole programs, and
+# single cases inside of programs that passed. A program that did not run at all is a failure.
 count_ctest()
 {
-    local total ok not_run
+    local total ok out record=$2/Testing/Temporary/LastTest.log name
     total=$(sed -n 's/.* tests failed out of \([0-9]*\)$/\1/p' "$1")
     ok=$(grep -c '  Passed  ' "$1")
-    not_run=$(grep -c '\*\*\*Skipped' "$1")
+    out=$(grep -c '\*\*\*Skipped' "$1")
     if [ -z "$total" ] || [ "$total" -eq 0 ]; then
         echo "FAILED   $suite: ctest ran no test"
         failed=$((failed + 1))
         return
     fi
     passed=$((passed + ok))
-    skipped=$((skipped + not_run))
-    failed=$((failed + total - ok - not_run))
+    failed=$((failed + total - ok - out))
+    while read -r name; do
+        skip "$name" "$(awk -v name="$name" '/^[0-9]+\/[0-9]+ Testing: / { here = $3 == name } /^<end of output>/ { here = 0 }
+            here && text && NF { last = $0 } here && /^-----/ { text = 1 } END { print last }' "$record")"
+    done < <(sed -n 's/.*(Skipped)$/&/p' "$1" | awk '{ print $3 }')
+    while IFS= read -r name; do
+        skip "$name" "its program says why, in $record"
+    done < <(grep -E '^\[  SKIPPED \] [^0-9]' "$record" | sed 's/^\[  SKIPPED \] //' | sort -u)
 }
 
 # finish: the summary line; the exit status says whether all passed.

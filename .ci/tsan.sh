@@ -8,6 +8,6 @@ build()
 }
 if check "build with clang, warnings as errors" build; then
     ctest --preset tsan -j "$jobs" -LE '^(golden|cli)$' 2>&1 | tee "$suite_logs/ctest"
-    count_ctest "$suite_logs/ctest"
+    count_ctest "$suite_logs/ctest" build-tsan
 fi
 finish
