@@ -17,3 +17,17 @@ pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 
 # toml++: Debian's shared library, not the header-only form (compile time).
 pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
+
+# Gloo, for more than one CPU process. Debian has no pkg-config file for it, and its CMake package also wants CUDA's.
+if(MTP_GLOO)
+  find_path(MTP_GLOO_INCLUDE_DIR gloo/rendezvous/store.h)
+  find_library(MTP_GLOO_LIBRARY gloo)
+  if(NOT MTP_GLOO_INCLUDE_DIR OR NOT MTP_GLOO_LIBRARY)
+    message(FATAL_ERROR "Gloo not found; on Debian: apt-get install libgloo-dev; without it: -DMTP_GLOO=OFF")
+  endif()
+  add_library(mtp_gloo INTERFACE)
+  target_include_directories(mtp_gloo SYSTEM INTERFACE ${MTP_GLOO_INCLUDE_DIR})
+  target_compile_definitions(mtp_gloo INTERFACE MTP__GLOO=1)
+else()
+  set(MTP_GLOO_LIBRARY "") # hides a cached one
+endif()

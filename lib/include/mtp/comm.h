@@ -72,6 +72,65 @@ MTP_API const char *mtp_store_local_address(const mtp_store *store);
 /* Accepts NULL. */
 MTP_API void mtp_store_close(mtp_store *store);
 
+/* ---- collectives ---------------------------------------------------------------------------------------------- */
+
+/* Operations that all ranks call in the same order with the same sizes. They run one after the other on a thread of the
+ * communicator. The order of a reduction depends on the world size and the number of values only: the same world size
+ * gives the same bits, on every rank. After the first failure every further call fails with it: the ranks no longer
+ * agree on what comes next, and the run must be started again.
+ *
+ * One thread at a time may call the functions of one communicator. */
+typedef struct mtp_comm mtp_comm;
+
+typedef enum mtp_comm_backend {
+    MTP_COMM_GLOO, /* between CPU processes; a world of one rank needs no library */
+    MTP_COMM_NCCL  /* between GPUs; not in this build: MTP_E_UNSUPPORTED */
+} mtp_comm_backend;
+
+typedef enum mtp_reduce { MTP_REDUCE_SUM, MTP_REDUCE_MAX, MTP_REDUCE_MIN } mtp_reduce;
+
+typedef struct mtp_comm_options {
+    mtp_comm_backend backend;
+    double seconds;           /* for each operation, and for finding each other; 0: 60 */
+    const mtp_logger *logger; /* must outlive the communicator; may be NULL */
+} mtp_comm_options;
+
+/* Which process of how many this is. */
+typedef struct mtp_comm_place {
+    int rank, world_size;
+    int local_rank, local_world_size; /* on this node; local_world_size is 0 when the launcher does not say */
+} mtp_comm_place;
+
+/* Find the other ranks, as the environment says. The place of this process:
+ *   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE       mtprun, torchrun
+ *   SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID    srun
+ *   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE    mpirun (Open MPI)
+ *   none of them                                         a world of one rank
+ * The store through which they meet is at MTP_RDZV_ENDPOINT. Without it rank 0 hosts one at MASTER_ADDR (127.0.0.1 when
+ * all ranks are on one node) and the port MTP_RDZV_PORT, or else MASTER_PORT + 1. MTP_RDZV_SECRET is its secret; it may
+ * be missing only where rank 0 hosts the store for one node. TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT keep
+ * runs and their restarts apart. MTP_E_CONFIG for what is missing or contradicts itself. */
+MTP_API mtp_status mtp_comm_create(const mtp_comm_options *options, mtp_comm **comm);
+MTP_API mtp_comm_place mtp_comm_where(const mtp_comm *comm);
+/* Accepts NULL. Started operations must have been waited for. */
+MTP_API void mtp_comm_free(mtp_comm *comm);
+
+/* Reduce `count` values over all ranks, in place. dtype is MTP_F32 or MTP_BF16; bf16 is reduced in fp32 and rounded to
+ * nearest even after each rank. MAX and MIN give NaN when a rank has NaN. */
+MTP_API mtp_status mtp_comm_all_reduce(mtp_comm *comm, void *data, int64_t count, mtp_dtype dtype, mtp_reduce reduce);
+/* The same without waiting. `data` must not be touched until mtp_comm_wait has returned; each start needs its wait,
+ * which frees the request, also after a failure. */
+typedef struct mtp_comm_request mtp_comm_request;
+MTP_API mtp_status mtp_comm_all_reduce_start(mtp_comm *comm, void *data, int64_t count, mtp_dtype dtype,
+                                             mtp_reduce reduce, mtp_comm_request **request);
+MTP_API mtp_status mtp_comm_wait(mtp_comm *comm, mtp_comm_request *request);
+/* `size` bytes of rank `root` to all. */
+MTP_API mtp_status mtp_comm_broadcast(mtp_comm *comm, void *data, int64_t size, int root);
+/* `size` bytes of each rank, in the order of the ranks, to all; `out` has world_size * size bytes. */
+MTP_API mtp_status mtp_comm_all_gather(mtp_comm *comm, const void *data, int64_t size, void *out);
+/* Returns when all ranks have called it. */
+MTP_API mtp_status mtp_comm_barrier(mtp_comm *comm);
+
 #ifdef __cplusplus
 }
 #endif

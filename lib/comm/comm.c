@@ -1,0 +1,332 @@
+/* The communicator: finds the other ranks, and runs what is asked of it in order, on a thread of its own. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/text.h"
+#include "comm/collectives.h"
+#include "comm/place.h"
+
+enum { DEFAULT_SECONDS = 60, RETRY_MS = 50, RANKS_NAMED = 16 };
+/* how long the others may take to say that they failed too */
+static const double report_seconds = 2;
+
+typedef enum operation { ALL_REDUCE, BROADCAST, ALL_GATHER, BARRIER } operation;
+
+struct mtp_comm_request {
+    operation kind;
+    void *data, *out;
+    size_t size; /* values of an all-reduce, bytes of the others */
+    mtp_dtype dtype;
+    mtp_reduce reduce;
+    int root;
+    bool done;
+    mtp_status status;
+    mtp_comm_request *next;
+};
+
+struct mtp_comm {
+    mtp_comm_place place;
+    mtp__collectives backend; /* of more than one rank */
+    mtp_store_server *server; /* where this rank hosts the store */
+    mtp_store *store;
+    char prefix[300];
+    double seconds;
+    bool running; /* the thread was started */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* something was queued, was done, or the end has come */
+    mtp_comm_request *first, *last;
+    bool ending;
+    mtp_status failure; /* of the first operation that failed */
+    char message[2048];
+};
+
+/* ---- failures ------------------------------------------------------------------------------------------------- */
+
+/* Say through the store that this rank failed, and find out who does not: the rank that died, or the one that hangs. */
+static void name_silent_ranks(mtp_comm *comm, mtp__text *text)
+{
+    char key[400];
+    int silent = 0;
+    snprintf(key, sizeof key, "%sfailed/%d", comm->prefix, comm->place.rank);
+    if (mtp_store_set(comm->store, key, "", 0) != MTP_OK) {
+        mtp__text_add(text, "; the store is lost too: its host died or has ended");
+        return;
+    }
+    const int64_t deadline = mtp__net_deadline(report_seconds);
+    for (int rank = 0; rank < comm->place.world_size; rank++) {
+        void *value = NULL;
+        const int64_t left = deadline - mtp__net_now();
+        snprintf(key, sizeof key, "%sfailed/%d", comm->prefix, rank);
+        const mtp_status status = mtp_store_get(comm->store, key, left > 0 ? (double)left / 1000 : 0, &value, NULL);
+        free(value);
+        if (status == MTP_OK) continue;
+        if (status != MTP_E_NOT_FOUND) {
+            mtp__text_add(text, "; the store is lost too: its host died or has ended");
+            return;
+        }
+        if (silent < RANKS_NAMED) mtp__text_add(text, "%s %d", silent ? "," : "; died or hangs: rank", rank);
+        silent++;
+    }
+    if (silent > RANKS_NAMED) mtp__text_add(text, " and %d more", silent - RANKS_NAMED);
+    if (silent == 0) mtp__text_add(text, "; all ranks are alive and report a failure");
+}
+
+/* On the thread, after an operation has failed: make this the failure of all that follow. */
+static void note_failure(mtp_comm *comm, mtp_status status)
+{
+    mtp__text text = {0};
+    mtp__text_add(&text, "rank %d of %d: %s", comm->place.rank, comm->place.world_size, mtp_last_error()->message);
+    if (status != MTP_E_MEMORY) name_silent_ranks(comm, &text);
+    pthread_mutex_lock(&comm->lock);
+    comm->failure = status;
+    snprintf(comm->message, sizeof comm->message, "%.*s", (int)sizeof comm->message - 1, mtp__text_get(&text));
+    pthread_mutex_unlock(&comm->lock);
+    mtp__text_free(&text);
+}
+
+/* ---- the thread ----------------------------------------------------------------------------------------------- */
+
+static mtp_status perform(const mtp__collectives *backend, const mtp_comm_request *request)
+{
+    switch (request->kind) {
+    case ALL_REDUCE:
+        return backend->all_reduce(backend->self, request->data, request->size, request->dtype, request->reduce);
+    case BROADCAST:
+        return backend->broadcast(backend->self, request->data, request->size, request->root);
+    case ALL_GATHER:
+        return backend->all_gather(backend->self, request->data, request->size, request->out);
+    case BARRIER:
+        return backend->barrier(backend->self);
+    }
+    return MTP_FAIL(MTP_E_INTERNAL, "an operation of kind %d", (int)request->kind);
+}
+
+static void *work(void *argument)
+{
+    mtp_comm *comm = argument;
+    pthread_mutex_lock(&comm->lock);
+    for (;;) {
+        while (!comm->first && !comm->ending) pthread_cond_wait(&comm->changed, &comm->lock);
+        mtp_comm_request *request = comm->first;
+        if (!request) break;
+        comm->first = request->next;
+        if (!comm->first) comm->last = NULL;
+        mtp_status status = comm->failure;
+        if (status == MTP_OK) {
+            pthread_mutex_unlock(&comm->lock);
+            status = perform(&comm->backend, request);
+            if (status != MTP_OK) note_failure(comm, status);
+            pthread_mutex_lock(&comm->lock);
+        }
+        request->status = status;
+        request->done = true;
+        pthread_cond_broadcast(&comm->changed);
+    }
+    pthread_mutex_unlock(&comm->lock);
+    return NULL;
+}
+
+/* A world of one has nothing to wait for. */
+static void finish_alone(mtp_comm_request *request)
+{
+    if (request->kind == ALL_GATHER) memmove(request->out, request->data, request->size);
+    request->done = true;
+}
+
+static mtp_status submit(mtp_comm *comm, const mtp_comm_request *wanted, mtp_comm_request **started)
+{
+    mtp_comm_request *request = malloc(sizeof *request);
+    if (!request) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a request");
+    *request = *wanted;
+    *started = request;
+    if (!comm->running || (request->size == 0 && request->kind != BARRIER)) {
+        finish_alone(request);
+        return MTP_OK;
+    }
+    pthread_mutex_lock(&comm->lock);
+    if (comm->last)
+        comm->last->next = request;
+    else
+        comm->first = request;
+    comm->last = request;
+    pthread_cond_broadcast(&comm->changed);
+    pthread_mutex_unlock(&comm->lock);
+    return MTP_OK;
+}
+
+mtp_status mtp_comm_wait(mtp_comm *comm, mtp_comm_request *request)
+{
+    MTP_REQUIRE(comm != NULL && request != NULL);
+    pthread_mutex_lock(&comm->lock);
+    while (!request->done) pthread_cond_wait(&comm->changed, &comm->lock);
+    pthread_mutex_unlock(&comm->lock);
+    const mtp_status status = request->status;
+    free(request);
+    /* the message is written once, before the first request is done with a failure */
+    return status == MTP_OK ? MTP_OK : MTP_FAIL(status, "%s", comm->message);
+}
+
+static mtp_status submit_and_wait(mtp_comm *comm, const mtp_comm_request *wanted)
+{
+    mtp_comm_request *request = NULL;
+    MTP_TRY(submit(comm, wanted, &request));
+    return mtp_comm_wait(comm, request);
+}
+
+/* ---- what callers see ----------------------------------------------------------------------------------------- */
+
+mtp_status mtp_comm_all_reduce_start(mtp_comm *comm, void *data, int64_t count, mtp_dtype dtype, mtp_reduce reduce,
+                                     mtp_comm_request **request)
+{
+    MTP_REQUIRE(comm != NULL && request != NULL && count >= 0 && (data != NULL || count == 0));
+    MTP_REQUIRE(dtype == MTP_F32 || dtype == MTP_BF16);
+    MTP_REQUIRE(reduce == MTP_REDUCE_SUM || reduce == MTP_REDUCE_MAX || reduce == MTP_REDUCE_MIN);
+    const mtp_comm_request wanted = {
+        .kind = ALL_REDUCE, .data = data, .size = (size_t)count, .dtype = dtype, .reduce = reduce};
+    return submit(comm, &wanted, request);
+}
+
+mtp_status mtp_comm_all_reduce(mtp_comm *comm, void *data, int64_t count, mtp_dtype dtype, mtp_reduce reduce)
+{
+    mtp_comm_request *request = NULL;
+    MTP_TRY(mtp_comm_all_reduce_start(comm, data, count, dtype, reduce, &request));
+    return mtp_comm_wait(comm, request);
+}
+
+mtp_status mtp_comm_broadcast(mtp_comm *comm, void *data, int64_t size, int root)
+{
+    MTP_REQUIRE(comm != NULL && size >= 0 && (data != NULL || size == 0));
+    MTP_REQUIRE(root >= 0 && root < comm->place.world_size);
+    return submit_and_wait(comm,
+                           &(mtp_comm_request){.kind = BROADCAST, .data = data, .size = (size_t)size, .root = root});
+}
+
+mtp_status mtp_comm_all_gather(mtp_comm *comm, const void *data, int64_t size, void *out)
+{
+    MTP_REQUIRE(comm != NULL && size >= 0 && ((data != NULL && out != NULL) || size == 0));
+    if (size == 0) return MTP_OK;
+    return submit_and_wait(
+        comm, &(mtp_comm_request){.kind = ALL_GATHER, .data = (void *)data, .size = (size_t)size, .out = out});
+}
+
+mtp_status mtp_comm_barrier(mtp_comm *comm)
+{
+    MTP_REQUIRE(comm != NULL);
+    return submit_and_wait(comm, &(mtp_comm_request){.kind = BARRIER});
+}
+
+mtp_comm_place mtp_comm_where(const mtp_comm *comm)
+{
+    return comm->place;
+}
+
+/* ---- finding each other --------------------------------------------------------------------------------------- */
+
+static mtp_status host_store(mtp_comm *comm, const mtp__meeting *meeting, const mtp_logger *logger)
+{
+    const mtp_store_server_options options = {
+        .address = meeting->address, .port = meeting->port, .secret = meeting->secret, .logger = logger};
+    MTP_TRY(mtp_store_server_start(&options, &comm->server));
+    mtp_store *store;
+    MTP_TRY(mtp_store_connect(meeting->endpoint, meeting->secret, comm->seconds, &store));
+    const mtp_status status = mtp_store_set(store, "run", meeting->run, strlen(meeting->run));
+    if (status == MTP_OK)
+        comm->store = store;
+    else
+        mtp_store_close(store);
+    return status;
+}
+
+/* Connect to the store that rank 0 of this run and this restart hosts; one of an earlier restart may still be there. */
+static mtp_status connect_same_run(mtp_comm *comm, const mtp__meeting *meeting)
+{
+    const int64_t deadline = mtp__net_deadline(comm->seconds);
+    for (;;) {
+        mtp_store *store;
+        void *run;
+        MTP_TRY(mtp_store_connect(meeting->endpoint, meeting->secret, comm->seconds, &store));
+        const mtp_status status = mtp_store_get(store, "run", comm->seconds, &run, NULL);
+        if (status == MTP_OK && strcmp(run, meeting->run) == 0) {
+            free(run);
+            comm->store = store;
+            return MTP_OK;
+        }
+        mtp_store_close(store);
+        if (mtp__net_now() >= deadline) {
+            if (status != MTP_OK) return status;
+            const mtp_status other =
+                MTP_FAIL(MTP_E_CONFIG, "the store at %s serves run '%s', not '%s'; choose another MTP_RDZV_PORT",
+                         meeting->endpoint, (const char *)run, meeting->run);
+            free(run);
+            return other;
+        }
+        if (status == MTP_OK) free(run);
+        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000L}, NULL);
+    }
+}
+
+static mtp_status meet(mtp_comm *comm, const mtp__meeting *meeting, const mtp_logger *logger)
+{
+    snprintf(comm->prefix, sizeof comm->prefix, "%s/", meeting->run);
+    if (meeting->host)
+        MTP_TRY(host_store(comm, meeting, logger));
+    else if (meeting->address[0])
+        MTP_TRY(connect_same_run(comm, meeting));
+    else
+        MTP_TRY(mtp_store_connect(meeting->endpoint, meeting->secret, comm->seconds, &comm->store));
+    /* Gloo's sockets let everybody in: nobody outside reaches them when all ranks are here */
+    const char *address = meeting->one_node ? "127.0.0.1" : mtp_store_local_address(comm->store);
+    MTP_TRY(mtp__gloo_create(&comm->place, comm->store, comm->prefix, address, comm->seconds, &comm->backend));
+    const int code = pthread_create(&comm->thread, NULL, work, comm);
+    if (code != 0) return MTP_FAIL_FOREIGN(MTP_E_IO, code, "the thread of the collectives: %s", strerror(code));
+    comm->running = true;
+    /* nobody goes on before all have arrived */
+    return mtp_comm_barrier(comm);
+}
+
+mtp_status mtp_comm_create(const mtp_comm_options *options, mtp_comm **comm)
+{
+    mtp__meeting meeting;
+    MTP_REQUIRE(options != NULL && comm != NULL && options->seconds >= 0 && options->seconds <= 1e6);
+    *comm = NULL;
+    if (options->backend != MTP_COMM_GLOO)
+        return MTP_FAIL(MTP_E_UNSUPPORTED, "this build has no NCCL; between CPU processes use Gloo");
+    MTP_TRY(mtp__meeting_read(&meeting));
+    mtp_comm *made = calloc(1, sizeof *made);
+    if (!made) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a communicator");
+    made->place = meeting.place;
+    made->seconds = options->seconds > 0 ? options->seconds : DEFAULT_SECONDS;
+    pthread_mutex_init(&made->lock, NULL);
+    pthread_cond_init(&made->changed, NULL);
+    const mtp_status status = meeting.place.world_size > 1 ? meet(made, &meeting, options->logger) : MTP_OK;
+    if (status != MTP_OK) {
+        if (!made->running) mtp__fail_prefix(status, "rank %d of %d", meeting.place.rank, meeting.place.world_size);
+        mtp_comm_free(made);
+        return status;
+    }
+    *comm = made;
+    return MTP_OK;
+}
+
+void mtp_comm_free(mtp_comm *comm)
+{
+    if (!comm) return;
+    if (comm->running) {
+        pthread_mutex_lock(&comm->lock);
+        comm->ending = true;
+        pthread_cond_broadcast(&comm->changed);
+        pthread_mutex_unlock(&comm->lock);
+        pthread_join(comm->thread, NULL);
+    }
+    if (comm->backend.free) comm->backend.free(comm->backend.self);
+    mtp_store_close(comm->store);
+    mtp_store_server_stop(comm->server);
+    pthread_cond_destroy(&comm->changed);
+    pthread_mutex_destroy(&comm->lock);
+    free(comm);
+}
