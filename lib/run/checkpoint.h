@@ -8,7 +8,8 @@
  *   RUN/checkpoints/best                           a link to the best one by accepted length, with keep_best
  *
  * A directory appears whole: it is written under a temporary name, synced and renamed. It is a checkpoint when its
- * manifest is there, of a version this build knows, and every shard it lists has the size and the CRC-32C it says.
+ * manifest is there, of a version this build knows and with its own CRC-32C right, and every shard it lists has the
+ * size and the CRC-32C it says.
  * Random numbers are pure functions of (seed, position), so the seed and the position of the loader are all their
  * state. */
 #ifndef MTP_RUN_CHECKPOINT_H
@@ -41,6 +42,7 @@ typedef struct mtp__manifest {
     uint64_t seed;
     int64_t world_size;
     char *drafter;          /* the directory that training started from, as an absolute path */
+    uint64_t computation;   /* fingerprint of what the shards do not hold of it: config.json and token_ordering */
     uint64_t verifier;      /* fingerprint of the verifier's embedding and norm */
     uint64_t dataset;       /* fingerprint of the training data */
     int64_t num_samples;    /* in it */
@@ -78,13 +80,14 @@ mtp_status mtp__checkpoint_open(const char *directory, bool verify, mtp__manifes
 mtp_status mtp__checkpoint_find(const char *path, const mtp_logger *logger, mtp__manifest **manifest);
 
 /* Overwrite the drafter's master weights. The names and shapes must be exactly the drafter's: MTP_E_DATA lists what is
- * missing, unknown or of another shape. */
+ * missing, unknown or of another shape. MTP_E_DATA also when the drafter computes something else with them than it did
+ * then: another config.json or token_ordering. */
 mtp_status mtp__checkpoint_load_weights(const mtp__manifest *manifest, mtp_drafter *drafter);
 /* Overwrite moments and step of an optimizer whose tensors bear the drafter's names. */
 mtp_status mtp__checkpoint_load_optimizer(const mtp__manifest *manifest, mtp__optimizer *optimizer);
 
-/* Write RUN/checkpoints/step-<manifest->step>; sets manifest->shards and world_size 1. On failure nothing new is there
- * and what was there stays. An existing directory of that step is replaced. */
+/* Write RUN/checkpoints/step-<manifest->step>; sets manifest->shards, computation and world_size 1. On failure nothing
+ * new is there and what was there stays. An existing directory of that step is replaced. */
 mtp_status mtp__checkpoint_save(const char *run_directory, mtp__manifest *manifest, const mtp_drafter *drafter,
                                 const mtp__optimizer *optimizer);
 /* Bytes that such a checkpoint takes on disk, within a few KiB. */

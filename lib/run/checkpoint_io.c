@@ -18,6 +18,43 @@ static mtp_status no_memory(void)
     return MTP_FAIL(MTP_E_MEMORY, "out of memory for a checkpoint");
 }
 
+/* ---- what the shards do not hold ------------------------------------------------------------------------------ */
+
+static void add_integer(uint64_t *hash, int64_t value)
+{
+    *hash = mtp__fnv1a(*hash, &value, sizeof value);
+}
+
+static void add_real(uint64_t *hash, double value)
+{
+    *hash = mtp__fnv1a(*hash, &value, sizeof value);
+}
+
+/* Weights mean something else under another geometry, rotation or order of the tokens, in the same shapes. */
+static uint64_t computation_of(const mtp_drafter *drafter)
+{
+    const mtp_drafter_config *c = &drafter->config;
+    const int64_t integers[] = {c->vocab_size,    c->hidden_size,   c->backbone_hidden_size, c->intermediate_size,
+                                c->num_heads,     c->num_layers,    c->sliding_window,       c->ordered,
+                                c->num_centroids, c->centroid_top_k};
+    uint64_t hash = MTP__FNV_START;
+    for (size_t i = 0; i < sizeof integers / sizeof *integers; i++) add_integer(&hash, integers[i]);
+    for (int64_t i = 0; i < c->num_layers; i++) add_integer(&hash, c->layer_types[i]);
+    add_real(&hash, c->rms_norm_eps);
+    for (int i = 0; i < MTP_LAYER_TYPES; i++) {
+        const mtp_layer_geometry *g = &c->geometry[i];
+        add_integer(&hash, g->head_dim);
+        add_integer(&hash, g->num_kv_heads);
+        add_integer(&hash, g->proportional);
+        add_real(&hash, g->rope_theta);
+        add_real(&hash, g->partial_rotary_factor);
+        add_real(&hash, g->rope_factor);
+    }
+    if (drafter->token_ordering)
+        hash = mtp__fnv1a(hash, drafter->token_ordering, (size_t)c->vocab_size * sizeof *drafter->token_ordering);
+    return hash;
+}
+
 /* ---- saving --------------------------------------------------------------------------------------------------- */
 
 typedef struct device_tensor {
@@ -111,6 +148,7 @@ static mtp_status fill_directory(const char *directory, mtp__manifest *manifest,
 {
     static const char name[] = "shard-00000-of-00001.safetensors";
     char *shard = NULL, *path = NULL;
+    manifest->computation = computation_of(drafter);
     mtp_status status = mtp__path_join(directory, name, &shard);
     if (status == MTP_OK) status = mtp__path_join(directory, "manifest.json", &path);
     if (status == MTP_OK) status = write_tensors(shard, drafter, optimizer);
@@ -284,6 +322,12 @@ static mtp_status load_weights(const shard_set *set, mtp_drafter *drafter, const
     }
     find_unknown(set, value_prefix, drafter, drafter_has, problems);
     MTP_TRY(judge(set->manifest, problems, "the drafter"));
+    if (set->manifest->computation != computation_of(drafter))
+        return MTP_FAIL(
+            MTP_E_DATA,
+            "checkpoint %s does not fit the drafter %s: its config.json or its token_ordering is not the one "
+            "that these weights were trained with; put back what was there",
+            set->manifest->directory, drafter->directory);
     for (int64_t i = 0; i < drafter->num_params; i++) {
         const mtp_view view = mtp__param_value(&drafter->params[i]);
         MTP_TRY_AT(upload(drafter->context, entries[i], &view), "checkpoint %s", set->manifest->directory);

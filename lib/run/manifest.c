@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "formats/json.h"
 #include "run/checkpoint.h"
 
@@ -163,6 +164,28 @@ static mtp_status check_version(const mtp__json_node *root)
     return MTP_OK;
 }
 
+/* CRC-32C of the manifest as it is printed without the key crc32c. */
+static mtp_status checksum(json_t *root, uint32_t *crc)
+{
+    char *text = NULL;
+    json_object_del(root, "crc32c");
+    MTP_TRY(mtp__json_dump(root, MTP__JSON_NEWLINE, &text));
+    *crc = mtp__crc32c(0, text, strlen(text));
+    free(text);
+    return MTP_OK;
+}
+
+/* After everything else: what is wrong in particular is the better message. */
+static mtp_status check_checksum(const mtp__json_node *root)
+{
+    int64_t said;
+    uint32_t crc;
+    MTP_TRY(mtp__json_get_int64(root, "crc32c", 0, UINT32_MAX, &said));
+    MTP_TRY(checksum(root->value, &crc));
+    if (crc == (uint32_t)said) return MTP_OK;
+    return mtp__json_fail(root, MTP_E_DATA, "the manifest's own checksum is not right: damaged or edited");
+}
+
 static mtp_status parse(const mtp__json_node *root, mtp__manifest *m)
 {
     int64_t seed;
@@ -175,12 +198,14 @@ static mtp_status parse(const mtp__json_node *root, mtp__manifest *m)
     m->seed = (uint64_t)seed;
     MTP_TRY(mtp__json_get_int64(root, "world_size", 1, MTP__CHECKPOINT_MAX_SHARDS, &m->world_size));
     MTP_TRY(get_string(root, "drafter", &m->drafter));
+    MTP_TRY(get_hex(root, "computation", &m->computation));
     MTP_TRY(get_hex(root, "verifier", &m->verifier));
     MTP_TRY(get_hex(root, "dataset", &m->dataset));
     MTP_TRY(mtp__json_get_int64(root, "num_samples", 0, INT64_MAX, &m->num_samples));
     MTP_TRY(parse_best(root, m));
     MTP_TRY(parse_settings(root, m));
-    return parse_shards(root, m);
+    MTP_TRY(parse_shards(root, m));
+    return check_checksum(root);
 }
 
 mtp_status mtp__manifest_parse(const char *text, size_t size, const char *origin, mtp__manifest **manifest)
@@ -227,16 +252,21 @@ static json_t *shards_json(const mtp__manifest *m)
 
 mtp_status mtp__manifest_print(const mtp__manifest *m, char **text)
 {
-    json_t *root = json_pack(
-        "{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:I, s:{s:I, s:f, s:I, s:I}, s:o, s:o}", "format",
-        MTP__CHECKPOINT_FORMAT, "version", (int)MTP__CHECKPOINT_VERSION, "step", (json_int_t)m->step, "total_steps",
-        (json_int_t)m->total_steps, "epoch", (json_int_t)m->epoch, "batch", (json_int_t)m->batch, "seed",
-        (json_int_t)m->seed, "world_size", (json_int_t)m->world_size, "drafter", m->drafter, "verifier",
-        hex(m->verifier), "dataset", hex(m->dataset), "num_samples", (json_int_t)m->num_samples, "best", "step",
-        (json_int_t)m->best_step, "accepted_length", m->best_length, "evals_since", (json_int_t)m->evals_since_best,
-        "last_eval_step", (json_int_t)m->last_eval_step, "config", settings_json(m), "shards", shards_json(m));
+    json_t *root =
+        json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:I, s:{s:I, s:f, s:I, s:I}, s:o, s:o}",
+                  "format", MTP__CHECKPOINT_FORMAT, "version", (int)MTP__CHECKPOINT_VERSION, "step",
+                  (json_int_t)m->step, "total_steps", (json_int_t)m->total_steps, "epoch", (json_int_t)m->epoch,
+                  "batch", (json_int_t)m->batch, "seed", (json_int_t)m->seed, "world_size", (json_int_t)m->world_size,
+                  "drafter", m->drafter, "computation", hex(m->computation), "verifier", hex(m->verifier), "dataset",
+                  hex(m->dataset), "num_samples", (json_int_t)m->num_samples, "best", "step", (json_int_t)m->best_step,
+                  "accepted_length", m->best_length, "evals_since", (json_int_t)m->evals_since_best, "last_eval_step",
+                  (json_int_t)m->last_eval_step, "config", settings_json(m), "shards", shards_json(m));
     if (!root) return no_memory();
-    const mtp_status status = mtp__json_dump(root, MTP__JSON_NEWLINE, text);
+    uint32_t crc;
+    mtp_status status = checksum(root, &crc);
+    if (status == MTP_OK && json_object_set_new(root, "crc32c", json_integer((json_int_t)crc)) != 0)
+        status = no_memory();
+    if (status == MTP_OK) status = mtp__json_dump(root, MTP__JSON_NEWLINE, text);
     json_decref(root);
     return status;
 }

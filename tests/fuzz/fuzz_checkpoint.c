@@ -21,7 +21,8 @@ static void check_same(const mtp__manifest *a, const mtp__manifest *b)
 {
     FUZZ_CHECK(a->step == b->step && a->total_steps == b->total_steps);
     FUZZ_CHECK(a->epoch == b->epoch && a->batch == b->batch && a->seed == b->seed);
-    FUZZ_CHECK(a->verifier == b->verifier && a->dataset == b->dataset && a->num_samples == b->num_samples);
+    FUZZ_CHECK(a->computation == b->computation && a->verifier == b->verifier && a->dataset == b->dataset &&
+               a->num_samples == b->num_samples);
     FUZZ_CHECK(a->best_step == b->best_step && a->best_length == b->best_length);
     FUZZ_CHECK(a->num_settings == b->num_settings && a->num_shards == b->num_shards);
     for (int64_t i = 0; i < a->num_settings; i++) {

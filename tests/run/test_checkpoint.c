@@ -198,6 +198,49 @@ static void a_damaged_one_is_skipped_and_named(void **state)
     close_fixture(&f);
 }
 
+/* The manifest has a checksum of its own: a digit that changed makes no other run of it. */
+static void an_edited_manifest_is_damaged(void **state)
+{
+    (void)state;
+    fixture f = open_fixture();
+    save(&f, 1);
+    save(&f, 2);
+    const char *path = test_path("%s/manifest.json", directory_of(&f, 2));
+    char *text = test_read(path, NULL), *epoch = strstr(text, "\"epoch\": 3");
+    assert_non_null(epoch);
+    epoch[strlen("\"epoch\": ")] = '1';
+    test_write(path, text, strlen(text));
+    free(text);
+    refuses(directory_of(&f, 2), MTP_E_DATA, "the manifest's own checksum is not right");
+    finds(&f, 1);
+    close_fixture(&f);
+}
+
+/* The same names and shapes, but the weights would mean something else. */
+static void another_computation_is_refused(void **state)
+{
+    (void)state;
+    fixture f = open_fixture();
+    mtp_drafter *d = f.drafter;
+    mtp__manifest *m = NULL;
+    save(&f, 1);
+    assert_ok(mtp__checkpoint_find(f.run, NULL, &m));
+    const int64_t first = d->token_ordering[0];
+    d->token_ordering[0] = d->token_ordering[1];
+    d->token_ordering[1] = first;
+    assert_fails(mtp__checkpoint_load_weights(m, d), MTP_E_DATA, "token_ordering is not the one");
+    d->token_ordering[1] = d->token_ordering[0];
+    d->token_ordering[0] = first;
+    assert_ok(mtp__checkpoint_load_weights(m, d));
+    d->config.centroid_top_k--;
+    assert_fails(mtp__checkpoint_load_weights(m, d), MTP_E_DATA, "config.json");
+    d->config.centroid_top_k++;
+    d->config.geometry[MTP_LAYER_FULL].rope_theta *= 2;
+    assert_fails(mtp__checkpoint_load_weights(m, d), MTP_E_DATA, "config.json");
+    mtp__manifest_free(m);
+    close_fixture(&f);
+}
+
 static void a_newer_version_is_not_passed_over(void **state)
 {
     (void)state;
@@ -322,6 +365,8 @@ int main(void)
         cmocka_unit_test(gives_back_every_bit),
         cmocka_unit_test(bytes_are_foreseen),
         cmocka_unit_test(a_damaged_one_is_skipped_and_named),
+        cmocka_unit_test(an_edited_manifest_is_damaged),
+        cmocka_unit_test(another_computation_is_refused),
         cmocka_unit_test(a_newer_version_is_not_passed_over),
         cmocka_unit_test(other_directories_are_named),
         cmocka_unit_test(another_drafter_is_refused),
