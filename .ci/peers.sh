@@ -72,6 +72,12 @@ if check "build" build && check "environment" bash tests/peers/environment.sh &&
     check "we read a file of safetensors" read_theirs
     check "export of an untrained drafter is the file that safetensors wrote" untrained_export
     check "tensorboard reads the events" "$python" tests/peers/tensorboard_events.py "$work/run"
+    if check "environment of the extraction" bash tests/peers/environment.sh extract; then
+        python=$(bash tests/peers/environment.sh extract | tail -n 1)/bin/python
+        for test in tests/extract/test_*.py; do
+            check "$test" "$python" "$test" --mtp build/mtp
+        done
+    fi
     if [ "${MTP_PEERS:-}" = all ]; then
         check "llama.cpp's converter" bash tests/peers/llamacpp.sh "$work/same"
         check "vLLM accepts what mtp eval says" bash tests/peers/vllm.sh build/mtp "$work/same"

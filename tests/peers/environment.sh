@@ -2,7 +2,7 @@
 # environment.sh [NAME]
 #
 # Makes a virtual environment of the peers, outside the tree, and prints its folder on the last line: NAME `peers`
-# (default) from requirements.txt, `vllm` from requirements-vllm.txt. It lies in $MTP_PEERS_DIR, which is
+# (default) from requirements.txt, `vllm` from requirements-vllm.txt, `extract`: `peers` and requirements-extract.txt. It lies in $MTP_PEERS_DIR, which is
 # ${XDG_CACHE_HOME:-~/.cache}/mtp unless set; it is kept between runs and made anew when its requirements change.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,13 +10,17 @@ name=${1:-peers}
 case $name in
 peers) requirements=$here/requirements.txt megabytes=7000 ;;
 vllm) requirements=$here/requirements-vllm.txt megabytes=9000 ;;
+extract) requirements=$here/requirements-extract.txt megabytes=1000 ;;
 *)
-    echo "environment.sh: unknown environment '$name' (peers, vllm)" >&2
+    echo "environment.sh: unknown environment '$name' (peers, vllm, extract)" >&2
     exit 2
     ;;
 esac
 folder=${MTP_PEERS_DIR:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/mtp}
 venv=$folder/$name
+if [ "$name" = extract ]; then
+    peers=$(bash "$0" peers | tail -n 1)
+fi
 wanted=$(sha256sum <"$requirements")
 if [ "$(cat "$venv/.requirements" 2>/dev/null)" = "$wanted" ]; then
     echo "$venv"
@@ -42,5 +46,9 @@ echo "making $venv"
 "$python" -m venv --clear "$venv"
 "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --no-cache-dir --no-compile \
     -r "$requirements" </dev/null
+if [ "$name" = extract ]; then
+    purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
+    "$peers/bin/python" -c "$purelib" >"$("$venv/bin/python" -c "$purelib")/peers.pth"
+fi
 echo "$wanted" >"$venv/.requirements"
 echo "$venv"
