@@ -418,3 +418,9 @@ mtp_adamw_config mtp__config_adamw(const mtp_train_config *c)
                               .weight_decay = c->weight_decay,
                               .max_grad_norm = c->max_grad_norm};
 }
+
+mtp_context_options mtp__config_context(const mtp_train_config *c, const mtp_logger *logger)
+{
+    return (mtp_context_options){
+        .device = c->device, .num_threads = (int)c->num_threads, .isa = *c->isa ? c->isa : NULL, .logger = logger};
+}

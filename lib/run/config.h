@@ -61,5 +61,6 @@ void mtp__config_write(mtp__text *text, const mtp_train_config *values, bool com
 /* The parts of a configuration as other modules take them. */
 mtp_step_config mtp__config_step(const mtp_train_config *config);
 mtp_adamw_config mtp__config_adamw(const mtp_train_config *config);
+mtp_context_options mtp__config_context(const mtp_train_config *config, const mtp_logger *logger);
 
 #endif

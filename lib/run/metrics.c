@@ -119,11 +119,38 @@ static double mean(double sum, int64_t count)
     return count ? sum / (double)count : 0;
 }
 
-/* Takes `root`. */
-static mtp_status append(mtp__metrics *metrics, json_t *root)
+/* Every number below `value` as a scalar; keys and indices make the tag: "train/accuracy/0". */
+static mtp_status add_scalars(mtp__metrics *metrics, int64_t step, double time, const char *tag, const json_t *value)
+{
+    char name[MTP__TFEVENTS_MAX_TAG];
+    const char *key;
+    json_t *item;
+    size_t index;
+    if (json_is_number(value))
+        return mtp__tfevents_scalar(metrics->events, tag, step, time, (float)json_number_value(value));
+    json_array_foreach(value, index, item)
+    {
+        snprintf(name, sizeof name, "%s/%zu", tag, index);
+        MTP_TRY(add_scalars(metrics, step, time, name, item));
+    }
+    json_object_foreach((json_t *)(uintptr_t)value, key, item)
+    {
+        if (strcmp(key, "step") == 0 || strcmp(key, "unix") == 0) continue; /* each event has its own */
+        snprintf(name, sizeof name, "%s/%s", tag, key);
+        MTP_TRY(add_scalars(metrics, step, time, name, item));
+    }
+    return MTP_OK;
+}
+
+/* One line, and its numbers as events. Takes `root`. */
+static mtp_status append(mtp__metrics *metrics, int64_t step, json_t *root)
 {
     if (!root) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a line of metrics");
-    const mtp_status status = mtp__jsonl_append(&metrics->lines, root);
+    const char *kind = json_string_value(json_object_get(root, "kind"));
+    const double time = json_real_value(json_object_get(json_object_get(root, "time"), "unix"));
+    mtp_status status = mtp__jsonl_append(&metrics->lines, root);
+    if (status == MTP_OK) status = add_scalars(metrics, step, time, kind, root);
+    if (status == MTP_OK) status = mtp__tfevents_flush(metrics->events);
     json_decref(root);
     return status;
 }
@@ -159,39 +186,9 @@ static json_t *train_json(const mtp__metrics *metrics, const mtp__update *u, con
                      pace->peak_memory_mib);
 }
 
-static mtp_status scalar(mtp__metrics *metrics, int64_t step, double value, const char *tag)
-{
-    return mtp__tfevents_scalar(metrics->events, tag, step, now(), (float)value);
-}
-
-/* "train/accuracy_1": draft steps are counted from 1 where people read them. */
-static mtp_status scalar_of_step(mtp__metrics *metrics, int64_t step, double value, const char *tag, int32_t k)
-{
-    char name[MTP__TFEVENTS_MAX_TAG];
-    snprintf(name, sizeof name, "%s_%d", tag, k + 1);
-    return scalar(metrics, step, value, name);
-}
-
 mtp_status mtp__metrics_train(mtp__metrics *metrics, const mtp__update *u, const mtp__pace *pace)
 {
-    MTP_TRY(append(metrics, train_json(metrics, u, pace)));
-    MTP_TRY(scalar(metrics, u->step, u->loss, "train/loss"));
-    MTP_TRY(scalar(metrics, u->step, u->learning_rate, "train/learning_rate"));
-    MTP_TRY(scalar(metrics, u->step, u->grad_norm, "train/grad_norm"));
-    MTP_TRY(scalar(metrics, u->step, (double)u->epoch, "train/epoch"));
-    MTP_TRY(scalar(metrics, u->step, pace->rows_per_second, "train/rows_per_second"));
-    for (int32_t k = 0; k < metrics->K; k++) {
-        const mtp__step_sums *sums = &u->sums[k];
-        MTP_TRY(scalar_of_step(metrics, u->step, mean(sums->loss, u->counts[k]), "train/loss", k));
-        MTP_TRY(scalar_of_step(metrics, u->step, mean((double)sums->correct, u->counts[k]), "train/accuracy", k));
-        if (metrics->centroid_term)
-            MTP_TRY(
-                scalar_of_step(metrics, u->step, mean(sums->centroid_loss, u->counts[k]), "train/centroid_loss", k));
-        if (metrics->ordered)
-            MTP_TRY(
-                scalar_of_step(metrics, u->step, mean((double)sums->missed, u->counts[k]), "train/centroid_miss", k));
-    }
-    return mtp__tfevents_flush(metrics->events);
+    return append(metrics, u->step, train_json(metrics, u, pace));
 }
 
 static json_t *acceptance_json(const mtp_acceptance *acceptance, int32_t K)
@@ -221,15 +218,5 @@ static json_t *eval_json(const mtp__metrics *metrics, int64_t step, const mtp_ev
 
 mtp_status mtp__metrics_eval(mtp__metrics *metrics, int64_t step, const mtp_evaluation *e)
 {
-    MTP_TRY(append(metrics, eval_json(metrics, step, e)));
-    MTP_TRY(scalar(metrics, step, e->loss, "eval/loss"));
-    MTP_TRY(scalar(metrics, step, mtp_acceptance_length(&e->rounds, metrics->K), "eval/accepted_length"));
-    MTP_TRY(scalar(metrics, step, mtp_acceptance_length(&e->positions, metrics->K), "eval/accepted_length_positions"));
-    for (int32_t k = 0; k < metrics->K; k++) {
-        MTP_TRY(scalar_of_step(metrics, step, mtp_acceptance_rate(&e->rounds, k), "eval/acceptance", k));
-        MTP_TRY(scalar_of_step(metrics, step, e->steps[k].accuracy, "eval/accuracy", k));
-        if (metrics->ordered)
-            MTP_TRY(scalar_of_step(metrics, step, e->steps[k].centroid_miss, "eval/centroid_miss", k));
-    }
-    return mtp__tfevents_flush(metrics->events);
+    return append(metrics, step, eval_json(metrics, step, e));
 }

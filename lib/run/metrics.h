@@ -8,6 +8,7 @@
  *   {"kind": "eval", "step", "weighted_loss", "step_loss": [K], "accuracy": [K], "centroid_miss": [K] or null,
  *    "rounds": {"count", "mean_accepted", "acceptance": [K], "conditional": [K]}, "positions": {...},
  *    "time": {"unix", "seconds"}}
+ * TensorBoard has the same numbers, as "<kind>/<key>/<index>": train/loss, train/accuracy/0, eval/rounds/mean_accepted.
  * step counts finished updates, so the first line of training has step >= 1; an evaluation at step 0 is that of the
  * drafter the run started from. */
 #ifndef MTP_RUN_METRICS_H

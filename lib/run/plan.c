@@ -129,8 +129,7 @@ static mtp_status fill(const mtp_train_config *c, const mtp_drafter_config *draf
                        const mtp_verifier_config *verifier, const mtp_logger *logger, mtp_plan *plan)
 {
     mtp_context *context = NULL; /* asked for the sizes of scratch */
-    const mtp_context_options options = {
-        .device = c->device, .num_threads = (int)c->num_threads, .isa = *c->isa ? c->isa : NULL, .logger = logger};
+    const mtp_context_options options = mtp__config_context(c, logger);
     MTP_TRY(mtp_context_create(&options, &context));
     mtp_status status = plan_parameters(c, drafter, context, plan);
     if (status == MTP_OK) status = plan_training(c, drafter, context, plan);

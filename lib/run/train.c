@@ -82,7 +82,7 @@ static bool evaluation_due(const mtp__run *run)
 {
     const int64_t every = run->config->eval_steps;
     if (!run->trainer.evaluator || run->step == 0 || run->last_eval_step >= run->step) return false;
-    return run->step == run->trainer.schedule.max_steps || (every > 0 && run->step % every == 0);
+    return run->step == run->total_steps || (every > 0 && run->step % every == 0);
 }
 
 static mtp_status evaluate(mtp__run *run)
@@ -129,7 +129,7 @@ static mtp_status show(mtp__run *run, const mtp__update *update)
     if (logged) MTP_TRY(mtp__metrics_train(&run->metrics, update, &pace));
     if (!o->progress) return MTP_OK;
     char line[MTP__PROGRESS_LINE];
-    mtp__progress_line(&run->progress, &run->metrics, update, &pace, run->trainer.schedule.max_steps, line);
+    mtp__progress_line(&run->progress, &run->metrics, update, &pace, run->total_steps, line);
     o->progress(o->user, line, !logged);
     run->progress.last_live = mtp__clock();
     return MTP_OK;
@@ -142,7 +142,7 @@ static mtp_status interrupted(mtp__run *run)
     if (run->saved_step != run->step) MTP_TRY(mtp__run_save(run));
     return MTP_FAIL(MTP_E_INTERRUPTED,
                     "interrupted at step %lld of %lld; a checkpoint is saved, --resume auto goes on from it",
-                    (long long)run->step, (long long)run->trainer.schedule.max_steps);
+                    (long long)run->step, (long long)run->total_steps);
 }
 
 static mtp_status look(mtp__run *run)
@@ -173,7 +173,7 @@ static mtp_status loop(mtp__run *run)
     const int64_t evaluated = run->last_eval_step;
     MTP_TRY(look(run)); /* an evaluation that was interrupted at the step we go on from */
     if (run->last_eval_step != evaluated) MTP_TRY(mtp__run_save(run));
-    while (run->step < run->trainer.schedule.max_steps && !out_of_patience(run)) {
+    while (run->step < run->total_steps && !out_of_patience(run)) {
         if (mtp__run_stopped(run)) return interrupted(run);
         MTP_TRY(one_step(run));
     }
@@ -196,6 +196,7 @@ static void describe(const mtp__run *run)
 static mtp_status train(mtp__run *run)
 {
     MTP_TRY(mtp__run_open(run));
+    run->total_steps = run->trainer.schedule.max_steps;
     describe(run);
     if (run->options->dry_run) return MTP_OK;
     MTP_TRY(mtp__run_begin(run));
@@ -222,7 +223,7 @@ mtp_status mtp_train(const mtp_train_config *config, const mtp_train_options *op
         mtp__metrics_abandon(&run.metrics);
     if (result)
         *result = (mtp_train_result){.step = run.step,
-                                     .total_steps = run.trainer.schedule.max_steps,
+                                     .total_steps = run.total_steps,
                                      .resumed_from = run.resume ? run.resume->step : -1,
                                      .best_step = config->keep_best ? run.best_step : -1,
                                      .best_length = run.best_length,

@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "mtp/export.h"
+#include "run/config.h"
 #include "run/train_run.h"
 
 /* The step whose weights the run hands out. */
@@ -44,7 +45,7 @@ mtp_status mtp__run_compare(mtp__run *run)
     return MTP_OK;
 }
 
-static mtp_status export_from(const mtp__run *run, const char *source, const char *output)
+static mtp_status export_from(const mtp__run *run, mtp_context *context, const char *source, const char *output)
 {
     const mtp_export_options options = {.source = source,
                                         .output = output,
@@ -53,7 +54,7 @@ static mtp_status export_from(const mtp__run *run, const char *source, const cha
                                         .force = true, /* an earlier end of this very run */
                                         .logger = run->options->logger};
     mtp_export_result result = {0};
-    MTP_TRY_AT(mtp_export(run->trainer.context, &options, &result), "training is done (%s), the export is not", source);
+    MTP_TRY_AT(mtp_export(context, &options, &result), "training is done (%s), the export is not", source);
     mtp_log(run->options->logger, MTP_LOG_INFO, "the export is step %lld; serve it with: %s",
             (long long)final_step(run), result.serve_line);
     mtp_export_result_free(&result);
@@ -63,9 +64,14 @@ static mtp_status export_from(const mtp__run *run, const char *source, const cha
 mtp_status mtp__run_export(mtp__run *run)
 {
     char *source = NULL, *output = NULL;
-    mtp_status status = mtp__checkpoint_path(run->directory.path, final_step(run), &source);
+    mtp_context *context = NULL;
+    const mtp_context_options options = mtp__config_context(run->config, run->options->logger);
+    mtp__trainer_close(&run->trainer); /* the export loads the weights once more: make room */
+    mtp_status status = mtp_context_create(&options, &context);
+    if (status == MTP_OK) status = mtp__checkpoint_path(run->directory.path, final_step(run), &source);
     if (status == MTP_OK) status = mtp__path_join(run->directory.path, "export", &output);
-    if (status == MTP_OK) status = export_from(run, source, output);
+    if (status == MTP_OK) status = export_from(run, context, source, output);
+    mtp_context_free(context);
     free(source);
     free(output);
     return status;

@@ -20,6 +20,7 @@ typedef struct mtp__run {
     char *drafter;         /* absolute path of the drafter that training started from */
 
     int64_t step;         /* updates done */
+    int64_t total_steps;  /* of the run */
     int64_t epoch, batch; /* last micro-batch taken; batch -1: none */
     int64_t saved_step;   /* of the newest checkpoint of this run; -1: none */
     double loss;          /* of the last update */
@@ -44,8 +45,9 @@ mtp_status mtp__run_evaluate(mtp__run *run, mtp_evaluation *evaluation);
 /* Write a checkpoint of now, and remove what save_total_limit does not keep. */
 mtp_status mtp__run_save(mtp__run *run);
 
-/* Compare start and end, choose what is exported, and export it. */
+/* Compare start and end. */
 mtp_status mtp__run_compare(mtp__run *run);
+/* Export the last step, or the best one with keep_best. The trainer is closed then. */
 mtp_status mtp__run_export(mtp__run *run);
 
 #endif

@@ -33,8 +33,7 @@ uint64_t mtp__trainer_verifier_fingerprint(const mtp_verifier *verifier)
 static mtp_status open_model(mtp__trainer *t)
 {
     const mtp_train_config *c = t->config;
-    const mtp_context_options options = {
-        .device = c->device, .num_threads = (int)c->num_threads, .isa = *c->isa ? c->isa : NULL, .logger = t->logger};
+    const mtp_context_options options = mtp__config_context(c, t->logger);
     MTP_TRY(mtp_context_create(&options, &t->context));
     MTP_TRY(mtp_verifier_open(c->verifier, *c->embedding_from ? c->embedding_from : NULL, &t->verifier));
     MTP_TRY(mtp_drafter_load(t->context, c->drafter, &t->drafter));

@@ -16,23 +16,20 @@ def as_float32(value):
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
-def per_step(tag, values):
-    """Draft steps count from 1 in tags."""
-    return {f"{tag}_{k}": value for k, value in enumerate(values or [], 1)}
-
-
-def scalars(record):
-    """{tag: value} that the events hold for a line of metrics.jsonl."""
-    if record["kind"] == "train":
-        tags = {name: record[name] for name in ("loss", "learning_rate", "grad_norm", "epoch")}
-        tags["rows_per_second"] = record["time"]["rows_per_second"]
-        tags.update(per_step("loss", record["step_loss"]), **per_step("centroid_loss", record["centroid_loss"]))
-    else:
-        tags = {"loss": record["weighted_loss"], "accepted_length": record["rounds"]["mean_accepted"],
-                "accepted_length_positions": record["positions"]["mean_accepted"]}
-        tags.update(per_step("acceptance", record["rounds"]["acceptance"]))
-    tags.update(per_step("accuracy", record["accuracy"]), **per_step("centroid_miss", record["centroid_miss"]))
-    return {f"{record['kind']}/{tag}": value for tag, value in tags.items()}
+def numbers(record, prefix=""):
+    """(tag, value) of every number of a metrics.jsonl line; lists by index, as the tags spell it."""
+    for key, value in record.items():
+        if key == "unix":  # an event has a time of its own
+            continue
+        tag = prefix + key
+        if isinstance(value, bool) or value is None or isinstance(value, str):
+            continue
+        if isinstance(value, dict):
+            yield from numbers(value, tag + "/")
+        elif isinstance(value, list):
+            yield from numbers({str(i): x for i, x in enumerate(value)}, tag + "/")
+        else:
+            yield tag, value
 
 
 def main():
@@ -53,7 +50,8 @@ def main():
     with open(run / "metrics.jsonl", encoding="utf-8") as file:
         for line in file:
             record = json.loads(line)
-            expected.update({(tag, record["step"]): as_float32(value) for tag, value in scalars(record).items()})
+            step = record.pop("step")
+            expected.update({(tag, step): as_float32(value) for tag, value in numbers(record, record["kind"] + "/")})
     missing = sorted(set(expected) - set(events))
     extra = sorted(set(events) - set(expected))
     wrong = sorted(key for key in set(events) & set(expected) if events[key] != expected[key])

@@ -166,12 +166,18 @@ static mtp_status train(const mtp_train_config *config, bool dry_run)
     return status;
 }
 
-/* --resume VALUE is --set resume=VALUE; free() it. NULL when out of memory. */
+/* --resume VALUE as --set resume="VALUE": a path that looks like a TOML value of another kind stays a path. free() it;
+ * NULL when out of memory. */
 static char *resume_override(const char *value)
 {
-    const size_t size = strlen(value) + sizeof "resume=";
-    char *text = malloc(size);
-    if (text) snprintf(text, size, "resume=%s", value);
+    char *text = malloc(2 * strlen(value) + sizeof "resume=\"\"");
+    if (!text) return NULL;
+    char *end = stpcpy(text, "resume=\"");
+    for (; *value; value++) {
+        if (*value == '"' || *value == '\\') *end++ = '\\';
+        *end++ = *value;
+    }
+    stpcpy(end, "\"");
     return text;
 }
 
