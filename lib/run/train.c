@@ -56,8 +56,6 @@ mtp_status mtp__run_save(mtp__run *run)
     if (status == MTP_OK)
         status = mtp__checkpoint_save(run->directory.path, m, run->trainer.drafter, run->trainer.optimizer);
     mtp__manifest_free(m);
-    if (status != MTP_OK && run->saved_step >= 0)
-        return mtp__fail_prefix(status, "the last good checkpoint is that of step %lld", (long long)run->saved_step);
     MTP_TRY(status);
     run->saved_step = run->step;
     if (best) MTP_TRY(mtp__checkpoint_mark_best(run->directory.path, run->step));
@@ -181,6 +179,16 @@ static mtp_status loop(mtp__run *run)
     return MTP_OK;
 }
 
+/* A run that fails says what is left of it. */
+static mtp_status with_last_good(const mtp__run *run, mtp_status status)
+{
+    const mtp_error *last = mtp_last_error();
+    if (status == MTP_OK || status == MTP_E_INTERRUPTED || run->saved_step < 0) return status;
+    return mtp__fail(status, last->foreign, last->file, last->line,
+                     "%s; the last good checkpoint is that of step %lld, --resume auto goes on from it", last->message,
+                     (long long)run->saved_step);
+}
+
 static void describe(const mtp__run *run)
 {
     const mtp__trainer *t = &run->trainer;
@@ -200,7 +208,7 @@ static mtp_status train(mtp__run *run)
     describe(run);
     if (run->options->dry_run) return MTP_OK;
     MTP_TRY(mtp__run_begin(run));
-    MTP_TRY(loop(run));
+    MTP_TRY(with_last_good(run, loop(run)));
     MTP_TRY(mtp__run_compare(run));
     return mtp__run_export(run);
 }
