@@ -423,7 +423,13 @@ mtp_status mtp_drafter_config_read(const char *directory, mtp_drafter_config *co
     json_t *json = NULL;
     *config = (mtp_drafter_config){0};
     MTP_TRY(mtp__path_join(directory, "config.json", &path));
-    mtp_status status = mtp__json_read(path, &json);
+    mtp_status status = MTP_OK;
+    if (mtp__dir_exists(directory) && !mtp__path_exists(path))
+        status = MTP_FAIL(MTP_E_NOT_FOUND,
+                          "%s is no drafter: it has no config.json. The drafter that a run trained is in its directory "
+                          "export; mtp export makes one of any checkpoint",
+                          directory);
+    if (status == MTP_OK) status = mtp__json_read(path, &json);
     if (status == MTP_OK) status = mtp__drafter_config_parse(json, path, config);
     json_decref(json);
     free(path);

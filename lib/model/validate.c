@@ -60,12 +60,14 @@ static void found(checker *check, int kind, const char *where, const char *engin
     report->num_fatal += finding.fatal;
 }
 
-/* The message of the last failure without the directory in front. */
-static const char *last_message(const checker *check)
+/* The message of the last failure without the path of the file in front: the finding says where. */
+static const char *last_message(const checker *check, const char *name)
 {
     const char *message = mtp_last_error()->message;
-    const size_t length = strlen(check->directory);
-    return strncmp(message, check->directory, length) == 0 ? message + length + strspn(message + length, "/") : message;
+    const size_t length = strlen(check->directory), of_name = strlen(name);
+    if (strncmp(message, check->directory, length) == 0) message += length + strspn(message + length, "/");
+    return strncmp(message, name, of_name) == 0 && strncmp(message + of_name, ": ", 2) == 0 ? message + of_name + 2
+                                                                                            : message;
 }
 
 /* Path of a file of the export into `path`; false when it is too long. */
@@ -168,6 +170,30 @@ static void check_spacing(checker *check, const char *text)
               "keys are not followed by \": \"; write it as json.dumps does");
 }
 
+/* A config.json that parses as JSON. Of another model only that is said: what its other keys lack would mislead. */
+static void judge_config(checker *check, json_t *root, const char *path, const char *source)
+{
+    const json_t *text = json_object_get(root, "text_config");
+    const bool drafter = mtp__export_architecture(json_string_value(json_object_get(root, "model_type"))) != NULL;
+    const int64_t before = check->report.num_fatal;
+    if (drafter) {
+        check_architecture(check, root);
+        check_tied(check, root, "config.json: tie_word_embeddings");
+        check_tied(check, text, "config.json: text_config.tie_word_embeddings");
+        check_zero(check, text, "hidden_size_per_layer_input");
+        check_zero(check, text, "vocab_size_per_layer_input");
+        check_spacing(check, source);
+    }
+    check->has_config = mtp__drafter_config_parse(root, path, &check->config) == MTP_OK;
+    if (check->has_config) {
+        check_old_keys(check, text);
+        check_geometry(check, text);
+        check_verifier(check);
+    } else if (check->report.num_fatal == before) {
+        found(check, FATAL, "config.json", "all", "%s", last_message(check, "config.json"));
+    }
+}
+
 static void check_config(checker *check)
 {
     char path[4096];
@@ -175,28 +201,11 @@ static void check_config(checker *check)
     json_t *root = NULL;
     size_t size;
     if (!path_in(check, "config.json", path, sizeof path)) return;
-    if (mtp__file_read(path, MTP__JSON_MAX_BYTES, &source, &size) != MTP_OK ||
-        mtp__json_parse(source, size, path, 1, &root) != MTP_OK) {
-        found(check, FATAL, "config.json", "all", "%s", last_message(check));
-        free(source);
-        return;
-    }
-    const json_t *text = json_object_get(root, "text_config");
-    const int64_t before = check->report.num_fatal;
-    check_architecture(check, root);
-    check_tied(check, root, "config.json: tie_word_embeddings");
-    check_tied(check, text, "config.json: text_config.tie_word_embeddings");
-    check_zero(check, text, "hidden_size_per_layer_input");
-    check_zero(check, text, "vocab_size_per_layer_input");
-    check_spacing(check, source);
-    check->has_config = mtp__drafter_config_parse(root, path, &check->config) == MTP_OK;
-    if (check->has_config) {
-        check_old_keys(check, text);
-        check_geometry(check, text);
-        check_verifier(check);
-    } else if (check->report.num_fatal == before) {
-        found(check, FATAL, "config.json", "all", "%s", last_message(check));
-    }
+    if (mtp__file_read(path, MTP__JSON_MAX_BYTES, &source, &size) == MTP_OK &&
+        mtp__json_parse(source, size, path, 1, &root) == MTP_OK)
+        judge_config(check, root, path, source);
+    else
+        found(check, FATAL, "config.json", "all", "%s", last_message(check, "config.json"));
     json_decref(root);
     free(source);
 }
@@ -309,7 +318,7 @@ static void check_weights(checker *check)
     mtp_safetensors *file = NULL;
     if (!path_in(check, "model.safetensors", path, sizeof path)) return;
     if (mtp_safetensors_open(path, &file) != MTP_OK) {
-        found(check, FATAL, "model.safetensors", "all", "%s", last_message(check));
+        found(check, FATAL, "model.safetensors", "all", "%s", last_message(check, "model.safetensors"));
         return;
     }
     if (check->has_config) check_all_tensors(check, file);
@@ -331,7 +340,7 @@ static json_t *read_object(checker *check, const char *name, const char *engines
     json_t *root = NULL;
     if (!path_in(check, name, path, sizeof path)) return NULL;
     if (mtp__json_read(path, &root) != MTP_OK) {
-        found(check, FATAL, name, engines, "%s", last_message(check));
+        found(check, FATAL, name, engines, "%s", last_message(check, name));
     } else if (!json_is_object(root)) {
         found(check, FATAL, name, engines, "is not a JSON object");
     }
@@ -367,7 +376,7 @@ static void check_one_file(checker *check)
 {
     mtp__name_list list = {0};
     if (mtp__dir_list(check->directory, MTP__LIST_FILES, NULL, &list) != MTP_OK) {
-        found(check, FATAL, ".", "all", "%s", last_message(check));
+        found(check, FATAL, ".", "all", "%s", last_message(check, "."));
         return;
     }
     for (size_t i = 0; i < list.count; i++) {

@@ -145,7 +145,10 @@ static mtp_status render_text(const mtp__inspector *inspector, mtp_inspection *i
     json_object_foreach(inspector->facts, name, value)
     {
         mtp__text_add(&text, "  %-22s ", name);
-        add_value(&text, value);
+        if (strcmp(name, "settings") == 0)
+            mtp__text_add(&text, "%zu, listed by --json; config.toml of the run has them too", json_object_size(value));
+        else
+            add_value(&text, value);
         mtp__text_add(&text, "\n");
     }
     json_array_foreach(inspector->problems, index, value)

@@ -65,8 +65,47 @@ static void test_strict(void **state)
     expect(test_mtp("inspect", "--strict", test_path("%s/no", directory)), 3, "", "no such directory");
 }
 
+/* A reason stands once, and of a directory of another kind only what it is. */
+static void test_strict_other_kinds(void **state)
+{
+    (void)state;
+    expect(test_mtp("inspect", "--strict", VERIFIER), 3,
+           "refused: config.json model_type: \"gemma4_text\" is not a drafter", "");
+    test_run run = test_mtp("inspect", "--strict", VERIFIER);
+    assert_null(strstr(run.out, "per_layer_input"));
+    test_run_free(&run);
+    expect(test_mtp("inspect", "--strict", test_dir()), 3, "refused: config.json cannot open: ", "");
+    expect(test_mtp("inspect", "--strict", test_dir()), 3, "refused: model.safetensors cannot open: ", "");
+}
+
+/* All settings in one line of JSON explain nothing; the JSON object has them. */
+static void test_run_in_a_few_lines(void **state)
+{
+    (void)state;
+    const char *directory = test_dir(), *run_dir = test_path("%s/run", directory);
+    const char *data = SAMPLE "train/sample_0000.safetensors";
+    const char *config = test_path("%s/run.toml", directory);
+    const char *text = test_path("model.drafter = \"%s\"\nmodel.verifier = \"%s\"\ndata.train_data = [\"%s\"]\n"
+                                 "train.max_steps = 1\noutput.output_dir = \"%s\"\n",
+                                 SAMPLE "drafter_init", VERIFIER, data, run_dir);
+    test_write(config, text, strlen(text));
+    expect(test_mtp("train", config), 0, "", "");
+    test_run run = test_mtp("inspect", run_dir);
+    assert_int_equal(run.exit_code, 0);
+    assert_non_null(strstr(run.out, "listed by --json"));
+    for (char *line = strtok(run.out, "\n"); line; line = strtok(NULL, "\n")) assert_true(strlen(line) < 512);
+    test_run_free(&run);
+    json_t *json = json_of(test_mtp("inspect", "--json", run_dir), 0);
+    const json_t *settings = json_object_get(json_object_get(json, "facts"), "settings");
+    assert_string_equal(json_string_value(json_object_get(settings, "train.max_steps")), "1");
+    json_decref(json);
+    expect(test_mtp("eval", "--model", run_dir, "--verifier", VERIFIER, "--data", data), 3, "", "is no drafter: ");
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_explains), cmocka_unit_test(test_strict)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_explains), cmocka_unit_test(test_strict),
+                                       cmocka_unit_test(test_strict_other_kinds),
+                                       cmocka_unit_test(test_run_in_a_few_lines)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,20 +12,26 @@ static double mib(uint64_t bytes)
     return (double)bytes / (1024 * 1024);
 }
 
+static void print_line(const char *what, uint64_t bytes, const char *note)
+{
+    printf("%-32s %12.1f%s%s\n", what, mib(bytes), *note ? "  " : "", note);
+}
+
 static void print_table(const mtp_plan *plan)
 {
-    printf("%-28s %12s\n", "memory", "MiB");
+    printf("%-32s %12s\n", "memory", "MiB");
     for (int64_t i = 0; i < plan->num_lines; i++) {
         const mtp_plan_line *line = &plan->lines[i];
-        if (!line->mapped) printf("%-28s %12.1f  %s\n", line->what, mib(line->bytes), line->note);
+        if (!line->mapped) print_line(line->what, line->bytes, line->note);
     }
-    printf("%-28s %12.1f\n\n", "total", mib(plan->total_bytes));
+    print_line("total", plan->total_bytes, "");
+    putchar('\n');
     for (int64_t i = 0; i < plan->num_lines; i++) {
         const mtp_plan_line *line = &plan->lines[i];
-        if (line->mapped) printf("%-28s %12.1f  %s\n", line->what, mib(line->bytes), line->note);
+        if (line->mapped) print_line(line->what, line->bytes, line->note);
     }
-    printf("%-28s %12.1f  on disk, each\n", "checkpoint", mib(plan->checkpoint_bytes));
-    printf("%-28s %12.1f  on disk\n", "export", mib(plan->export_bytes));
+    print_line("checkpoint", plan->checkpoint_bytes, "on disk, each");
+    print_line("export", plan->export_bytes, "on disk");
     printf("\n%lld parameters, %lld of them trained\n", (long long)plan->num_parameters, (long long)plan->num_trained);
 }
 
