@@ -14,6 +14,7 @@
 
 static const int64_t MAX_WIDTH = 1 << 20, MAX_VOCAB = 1 << 28, MAX_LAYERS = 1024, MAX_HEADS = 1 << 12,
                      MAX_HEAD_DIM = 1 << 13, MAX_POSITIONS = INT64_C(1) << 31;
+static const int64_t MIN_ATTENTION_DIM = 16, MAX_ATTENTION_DIM = 512; /* head widths that kernels/ops.h knows */
 
 static const char *const type_keys[MTP_LAYER_TYPES] = {"sliding_attention", "full_attention"};
 
@@ -288,6 +289,10 @@ static mtp_status read_geometry(const mtp__json_node *text, mtp_drafter_config *
         if (head_dim % 2 != 0)
             return mtp__json_fail(text, MTP_E_DATA, "head_dim %lld of layer %lld is odd; rotary embedding needs pairs",
                                   (long long)head_dim, (long long)layer);
+        if (head_dim < MIN_ATTENTION_DIM || head_dim > MAX_ATTENTION_DIM)
+            return mtp__json_fail(text, MTP_E_DATA, "head_dim %lld of layer %lld: attention is computed for %d to %d",
+                                  (long long)head_dim, (long long)layer, (int)MIN_ATTENTION_DIM,
+                                  (int)MAX_ATTENTION_DIM);
         if (config->num_heads % num_kv_heads != 0)
             return mtp__json_fail(text, MTP_E_DATA,
                                   "num_attention_heads %lld is no multiple of the %lld K/V heads of layer %lld",

@@ -273,6 +273,8 @@ static const refusal text_refusals[] = {
     {"vocab_size", "1000000000000", MTP_E_FORMAT, "vocab_size"},
     {"vocab_size", "262145", MTP_E_DATA, "does not divide vocab_size"},
     {"head_dim", "255", MTP_E_DATA, "odd"},
+    {"head_dim", "14", MTP_E_DATA, "head_dim 14 of layer 0"},
+    {"global_head_dim", "514", MTP_E_DATA, "head_dim 514 of layer 3"},
     {"num_hidden_layers", "5", MTP_E_DATA, "num_hidden_layers is 5"},
     {"num_hidden_layers", "1000000", MTP_E_FORMAT, "num_hidden_layers"},
     {"num_kv_shared_layers", "2", MTP_E_DATA, "num_kv_shared_layers"},
