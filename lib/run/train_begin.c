@@ -98,12 +98,13 @@ static mtp_status check_space(const mtp__run *run)
     uint64_t weights = 65536;
     for (int64_t i = 0; i < run->trainer.drafter->num_params; i++)
         weights += (uint64_t)run->trainer.drafter->params[i].count * 4;
+    const uint64_t most = (UINT64_MAX - weights) / checkpoint;
+    const uint64_t bytes = count < most ? count * checkpoint + weights : UINT64_MAX;
     mtp__text what = {0};
     mtp__text_add(&what, "%llu checkpoints of %.1f MiB and the export", (unsigned long long)count,
                   (double)checkpoint / (1 << 20));
     mtp_status status = mtp__text_check(&what);
-    if (status == MTP_OK)
-        status = mtp__run_dir_check_space(run->config->output_dir, count * checkpoint + weights, what.data);
+    if (status == MTP_OK) status = mtp__run_dir_check_space(run->config->output_dir, bytes, what.data);
     mtp__text_free(&what);
     return status;
 }

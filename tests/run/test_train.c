@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "mtp/safetensors.h"
+#include "run/checkpoint.h"
 #include "run/run_dir.h"
 #include "train.h"
 
@@ -331,6 +332,19 @@ static void a_disk_that_is_too_small_is_seen_before(void **state)
     const char *missing = test_path("%s/a/b/c", test_dir());
     assert_ok(mtp__run_dir_check_space(missing, 1, "a byte"));
     assert_fails(mtp__run_dir_check_space(missing, UINT64_MAX / 2, "4 checkpoints"), MTP_E_IO, "4 checkpoints");
+    /* so many checkpoints that their bytes would begin again at zero */
+    mtp_context *context = NULL;
+    mtp_drafter *drafter = NULL;
+    assert_ok(mtp_context_create(&(mtp_context_options){.num_threads = 1}, &context));
+    assert_ok(mtp_drafter_load(context, MTP_TEST_DATA "/sample/drafter_init", &drafter));
+    const unsigned long long steps = UINT64_MAX / mtp__checkpoint_bytes(drafter);
+    mtp_drafter_free(drafter);
+    mtp_context_free(context);
+    mtp_train_config *config =
+        test_config(missing, test_path("max_steps=%llu", steps), "save_steps=1", "save_total_limit=0", "freeze=[]");
+    const mtp_train_options options = {.dry_run = true};
+    assert_fails(mtp_train(config, &options, NULL), MTP_E_IO, "the run will need about");
+    mtp_train_config_free(config);
 }
 
 int main(void)
