@@ -128,7 +128,7 @@ static const mtp__field fields[] = {
      .help = "Keep this many newest checkpoints (and the best one, with keep_best); 0: all."},
 
     {KEY("device", device, STRING), .value = "\"cpu\"", FREE, .help = "The backend that computes."},
-    {KEY("device", num_threads, INT), .value = "0", RANGE(0, 4096), FREE,
+    {KEY("device", num_threads, INT), .value = "0", RANGE(0, 1024), FREE,
      .help = "Threads of the computation; 0: the cores this process may use. No result depends on it."},
     {KEY("device", isa, STRING), .value = "\"\"", FREE,
      .help = "cpu: \"plain\", \"avx2\" or \"avx512\"; \"\": the best this machine has. Bits depend on it."},

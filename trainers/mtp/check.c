@@ -63,7 +63,7 @@ static bool parse(int argc, char **argv, check_options *options, int *exit_code)
          .target = &options->inputs.threads,
          .value = "N",
          .min = 1,
-         .max = 4096,
+         .max = 1024,
          .help = "With --leak: threads. Default: the cores this process may use."},
         {.name = "embedding-from",
          .kind = ARGS_STRING,

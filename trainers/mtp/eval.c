@@ -64,7 +64,7 @@ static bool parse(int argc, char **argv, eval_options *options, int *exit_code)
          .target = &options->inputs.threads,
          .value = "N",
          .min = 1,
-         .max = 4096,
+         .max = 1024,
          .help = "Threads. Default: the cores this process may use. The results do not depend on it."},
         {.name = "embedding-from",
          .kind = ARGS_STRING,

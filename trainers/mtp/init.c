@@ -77,7 +77,7 @@ static bool parse(int argc, char **argv, init_arguments *arguments, int *exit_co
          .target = &arguments->threads,
          .value = "N",
          .min = 1,
-         .max = 4096,
+         .max = 1024,
          .help = "Threads. Default: the cores this process may use."},
         {.name = "force",
          .kind = ARGS_FLAG,
