@@ -405,8 +405,10 @@ mtp_status mtp__dir_create(const char *path)
         end += strcspn(end, "/");
         const char kept = *end;
         *end = '\0';
-        if (*partial && mkdir(partial, 0777) != 0 && !mtp__dir_exists(partial))
-            status = fail_errno(errno, "create the directory", partial);
+        if (*partial && mkdir(partial, 0777) != 0) {
+            const int code = errno; /* looking whether it is there sets another */
+            if (!mtp__dir_exists(partial)) status = fail_errno(code, "create the directory", partial);
+        }
         *end = kept;
     }
     free(partial);

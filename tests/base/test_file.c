@@ -325,6 +325,11 @@ static void directories_are_made_with_parents(void **state)
     assert_true(mtp__dir_exists(test_path("%s/a/b/c", dir)));
     test_write(test_path("%s/file", dir), "x", 1);
     assert_fails(mtp__dir_create(test_path("%s/file/d", dir)), MTP_E_IO, "file: cannot create the directory");
+    if (mtp__dir_exists(
+            "/sys/kernel")) { /* where nobody may: the reason is that, not that it is not there afterwards */
+        assert_fails(mtp__dir_create("/sys/kernel/mtp-test"), MTP_E_IO, "cannot create the directory");
+        assert_null(strstr(mtp_last_error()->message, "No such file"));
+    }
     assert_ok(mtp__dir_sync(dir));
     assert_ok(mtp__dir_free_bytes(dir, &bytes));
     assert_true(bytes > 0);
