@@ -21,16 +21,44 @@ extern char *openblas_get_config(void) __attribute__((weak));
 
 enum { FLAVOUR_PTHREAD = 1, FLAVOUR_OPENMP = 2 }; /* what openblas_get_parallel returns; 0: sequential */
 
+/* C = beta C + A op(B) in double precision, A in strips of 64 rows. */
+static void small_product(CBLAS_TRANSPOSE trans_b, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
+                          const float *b, int64_t ldb, float beta, float *c, int64_t ldc)
+{
+    double strip[MTP__TILE_MIN * MTP__DOUBLE_WIDTH], product[MTP__TILE_MIN * MTP__DOUBLE_WIDTH];
+    double factor[MTP__SMALL_FACTOR];
+    const int64_t rows_b = trans_b == CblasTrans ? n : k, cols_b = trans_b == CblasTrans ? k : n;
+    for (int64_t i = 0; i < rows_b; i++)
+        for (int64_t j = 0; j < cols_b; j++) factor[i * cols_b + j] = (double)b[i * ldb + j];
+    for (int64_t first = 0; first < m; first += MTP__TILE_MIN) {
+        const float *x = a + first * lda;
+        float *y = c + first * ldc;
+        for (int64_t i = 0; i < MTP__TILE_MIN; i++)
+            for (int64_t j = 0; j < k; j++) strip[i * k + j] = (double)x[i * lda + j];
+        cblas_dgemm(CblasRowMajor, CblasNoTrans, trans_b, MTP__TILE_MIN, (int)n, (int)k, 1.0, strip, (int)k, factor,
+                    (int)cols_b, 0.0, product, (int)n);
+        for (int64_t i = 0; i < MTP__TILE_MIN; i++)
+            for (int64_t j = 0; j < n; j++) { /* with beta 0, what stood in C does not count, NaN included */
+                const double before = beta == 0.0f ? 0.0 : (double)beta * (double)y[i * ldc + j];
+                y[i * ldc + j] = (float)(before + product[i * n + j]);
+            }
+    }
+}
+
 void mtp__cpu_gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
                    const float *b, int64_t ldb, float beta, float *c, int64_t ldc)
 {
+    const CBLAS_TRANSPOSE op_a = trans_a ? CblasTrans : CblasNoTrans, op_b = trans_b ? CblasTrans : CblasNoTrans;
     /* A BLAS with OpenMP threads runs on one thread inside an active parallel region, but not in a region of one
      * thread; there the calling thread's own setting keeps it to one. */
     const bool alone = !omp_in_parallel();
     const int threads = alone ? omp_get_max_threads() : 1;
     if (alone && threads > 1) omp_set_num_threads(1);
-    cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans, (int)m, (int)n,
-                (int)k, 1.0f, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
+    if (!trans_a && m % MTP__TILE_MIN == 0 && mtp__cpu_in_double(n, k))
+        small_product(op_b, m, n, k, a, lda, b, ldb, beta, c, ldc);
+    else
+        cblas_sgemm(CblasRowMajor, op_a, op_b, (int)m, (int)n, (int)k, 1.0f, a, (int)lda, b, (int)ldb, beta, c,
+                    (int)ldc);
     if (alone && threads > 1) omp_set_num_threads(threads);
 }
 

@@ -41,12 +41,20 @@ static inline int64_t mtp__cpu_tile_rows(int64_t rows)
 }
 
 /* BLAS libraries switch to other kernels for small products (OpenBLAS: m n k <= 10^6), and a row must not change
- * kernels with the number of rows. So a product C[rows, n] of depth k with few elements in its n x k factor always runs
- * on 256 rows; a larger one is above the switch with 64 rows as well. */
-enum { MTP__SMALL_FACTOR = 1 << 14, MTP__GEMM_ROWS_MOST = 768 /* of a tile, anywhere */ };
+ * kernels with the number of rows. So a product C[rows, n] of depth k with few elements in its n x k factor is cut by
+ * itself and not by its rows: with n and k up to MTP__DOUBLE_WIDTH it runs in double precision on strips of 64 rows,
+ * which costs little there and takes the noise of sgemm out of small models (their training amplifies it a thousandfold
+ * in ten steps); with one of them larger it always runs on 256 rows. A larger product is above the switch with 64 rows
+ * as well. */
+enum { MTP__SMALL_FACTOR = 1 << 14, MTP__DOUBLE_WIDTH = 256, MTP__GEMM_ROWS_MOST = 768 /* of a tile, anywhere */ };
+static inline bool mtp__cpu_in_double(int64_t n, int64_t k)
+{
+    return n * k <= MTP__SMALL_FACTOR && n <= MTP__DOUBLE_WIDTH && k <= MTP__DOUBLE_WIDTH;
+}
 static inline int64_t mtp__cpu_tile_rows_of(int64_t rows, int64_t n, int64_t k)
 {
-    return n * k <= MTP__SMALL_FACTOR ? MTP__TILE_MAX : mtp__cpu_tile_rows(rows);
+    const bool whole = n * k <= MTP__SMALL_FACTOR && !mtp__cpu_in_double(n, k);
+    return whole ? MTP__TILE_MAX : mtp__cpu_tile_rows(rows);
 }
 
 /* Makes the BLAS single-threaded where it has threads of its own, checks its results against a plain loop (wrong ones:

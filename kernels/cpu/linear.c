@@ -62,7 +62,8 @@ static double cost_of(const tiling *t, int64_t threads)
  * multiples of 64 only, and never so fine that a BLAS could take the tile for a small product. */
 static tiling cut(const mtp_device *device, int64_t rows, int64_t cols, int64_t depth, int64_t most)
 {
-    if (cols * depth <= MTP__SMALL_FACTOR) return tiles_of(rows, cols, FIXED_ROWS, cols, FIXED_ROWS);
+    if (cols * depth <= MTP__SMALL_FACTOR)
+        return tiles_of(rows, cols, FIXED_ROWS, cols, mtp__cpu_tile_rows_of(1, cols, depth));
     if (!device->info.rows_exact) return tiles_of(rows, cols, FIXED_ROWS, cols, MTP__TILE_MIN);
     const int64_t threads = device->num_threads, padded = round_up(rows, MTP__TILE_MIN);
     if (most > padded) most = padded;
