@@ -10,8 +10,13 @@
 
 /* ---- masks ---------------------------------------------------------------------------------------------------- */
 
-static mtp_status missing_mask(const char *path)
+static mtp_status missing_mask(const char *path, const mtp__sidecar *sidecar)
 {
+    if (sidecar->count > 0)
+        return MTP_FAIL(MTP_E_DATA,
+                        "no loss mask: it has none itself, and none of the %zu lines in the *.jsonl files beside it is "
+                        "for \"file\": \"%s\" (%s is for \"%s\")",
+                        sidecar->count, mtp__path_name(path), sidecar->entries[0].origin, sidecar->entries[0].file);
     return MTP_FAIL(MTP_E_DATA,
                     "no loss mask. Either put loss_mask (U8 [S]) into the file, or put a line {\"file\": \"%s\", "
                     "\"prompt_len\": N} (or \"loss_mask\": [0, 1, ...]) into a *.jsonl file beside it",
@@ -52,7 +57,7 @@ static mtp_status find_mask(const mtp__sample *sample, mtp__sidecar *sidecar, mt
 {
     const mtp__sidecar_entry *side = mtp__sidecar_find(sidecar, mtp__path_name(entry->path));
     entry->sidecar_prompt_len = -1;
-    if (!side && !sample->loss_mask) return missing_mask(entry->path);
+    if (!side && !sample->loss_mask) return missing_mask(entry->path, sidecar);
     if (sample->loss_mask) MTP_TRY(mtp__sample_read_mask(sample, entry->num_tokens, mask));
     if (side) MTP_TRY(check_sidecar(side, entry->num_tokens, sample->loss_mask ? mask : NULL));
     if (side && !sample->loss_mask) {

@@ -72,6 +72,7 @@ static void mistakes_are_named(void **state)
     ends(test_mtp("train", "a.toml", "--set"), 2, "", "--set needs a value: --set KEY=VALUE");
     ends(test_mtp("train", "a.toml", "--set", "--dry-run"), 2, "", "--set needs a value");
     ends(test_mtp("train", "a.toml", "--dry-run=yes"), 2, "", "--dry-run takes no value");
+    ends(test_mtp("train", "--help=dry-run"), 2, "", "--help takes no value");
     ends(test_mtp("train", "a.toml", "--resume=auto", "--resume", "never"), 2, "", "--resume is given twice");
     ends(test_mtp("train", "--", "--dry-run"), 2, "", "--dry-run"); /* a file of that name */
 }

@@ -366,6 +366,7 @@ static void bad_sidecars_are_named(void **state)
         {"{\"file\": \"s0.safetensors\", \"prompt_len\": -1}", MTP_E_FORMAT, "prompt_len"},
         {"{\"file\": \"s0.safetensors\", \"prompt_len\": 1.5}", MTP_E_FORMAT, "prompt_len"},
         {"{\"file\": \"x/s0.safetensors\", \"prompt_len\": 1}", MTP_E_DATA, "without directory"},
+        {"{\"file\": \"s0\", \"prompt_len\": 1}", MTP_E_DATA, "masks.jsonl:1 is for \"s0\""},
         {"{\"step\": 1}", MTP_E_DATA, "no key file"},
         {"[1]", MTP_E_FORMAT, "masks.jsonl:1"},
         {"{\"file\": ", MTP_E_FORMAT, "masks.jsonl:1"},

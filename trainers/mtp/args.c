@@ -191,6 +191,10 @@ static bool unknown_option(const args_spec *spec, const char *name, size_t lengt
     const char *known[MAX_OPTIONS + 1];
     char word[64];
     size_t count = 0;
+    if (length == strlen("help") && strncmp(name, "help", length) == 0) {
+        program_usage("--help takes no value");
+        return false;
+    }
     for (int64_t i = 0; i < spec->num_options; i++) known[count++] = spec->options[i].name;
     known[count++] = "help";
     snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), name);
