@@ -31,3 +31,6 @@ if(MTP_GLOO)
 else()
   set(MTP_GLOO_LIBRARY "") # hides a cached one
 endif()
+
+# The packed store: HDF5's C library, the serial one where a system has several.
+pkg_search_module(HDF5 REQUIRED IMPORTED_TARGET hdf5-serial hdf5)

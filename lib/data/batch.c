@@ -43,6 +43,10 @@ static size_t lay_out(mtp__batch *batch, char *base)
         batch->kv[type] = width ? carve(base, &used, places * width, dataset->kv_size[type]) : NULL;
     }
     batch->scratch = carve(base, &used, 2 * widest, sizeof(float));
+    int64_t heads = 0;
+    for (int type = 0; type < MTP_LAYER_TYPES; type++)
+        if (verifier->num_kv_heads[type] > heads) heads = verifier->num_kv_heads[type];
+    batch->scales = dataset->fp8 ? carve(base, &used, places * MTP__KV * heads, sizeof(float)) : NULL;
     return used;
 }
 
@@ -82,11 +86,11 @@ void mtp__batch_free(mtp__batch *batch)
 static void choose_types(const mtp_dataset *dataset, const mtp__batch_item *items, int64_t count, mtp_dtype *hidden,
                          mtp_dtype kv[MTP_LAYER_TYPES])
 {
-    const mtp__dataset_entry *first = &dataset->entries[items[0].sample];
+    const mtp__dataset_entry start = mtp__dataset_at(dataset, items[0].sample), *first = &start;
     *hidden = first->hidden_dtype;
     for (int type = 0; type < MTP_LAYER_TYPES; type++) kv[type] = first->kv_dtype[type];
     for (int64_t i = 1; i < count; i++) {
-        const mtp__dataset_entry *entry = &dataset->entries[items[i].sample];
+        const mtp__dataset_entry found = mtp__dataset_at(dataset, items[i].sample), *entry = &found;
         if (entry->hidden_dtype != *hidden) *hidden = MTP_F32;
         for (int type = 0; type < MTP_LAYER_TYPES; type++)
             if (entry->kv_dtype[type] != kv[type]) kv[type] = MTP_F32;
@@ -183,29 +187,39 @@ static mtp_status read_values(mtp__batch *batch, const mtp__dataset_entry *entry
     return MTP_OK;
 }
 
-static mtp_status read_document(mtp__batch *batch, int64_t document, const mtp__batch_item *item)
+static mtp_status read_file(mtp__batch *batch, const mtp__dataset_entry *entry, int64_t begin,
+                            const mtp__batch_item *item)
 {
-    const mtp__dataset_entry *entry = &batch->dataset->entries[item->sample];
     mtp_batch *view = &batch->view;
+    const int64_t length = item->length;
     mtp__sample sample;
     mtp_safetensors *file = NULL;
     MTP_TRY(mtp__dataset_open_sample(batch->dataset, item->sample, &file, &sample));
-    const int64_t begin = view->document_begin[document], length = item->length;
     const int64_t vocab_size = mtp_verifier_get_config(batch->dataset->verifier)->vocab_size;
     mtp_status status = mtp__sample_read_ids(&sample, vocab_size, length, view->token_ids + begin);
     if (status == MTP_OK) status = read_mask(entry, &sample, length, view->loss_mask + begin);
-    if (status == MTP_OK) status = count_targets(entry, view->loss_mask + begin, length, &view->num_supervised);
     if (status == MTP_OK) status = read_values(batch, entry, &sample, begin, length);
     mtp_safetensors_close(file);
-    for (int64_t i = 0; i < length; i++) view->document_ids[begin + i] = (int32_t)document;
-    return status == MTP_OK ? MTP_OK : mtp__fail_prefix(status, "%s", entry->path);
+    return status;
 }
 
-mtp_status mtp__batch_fill(mtp__batch *batch, const mtp__batch_item *items, int64_t count, bool packed)
+static mtp_status read_document(mtp__batch *batch, int64_t document, const mtp__batch_item *item, bool visible)
+{
+    const mtp__dataset_entry entry = mtp__dataset_at(batch->dataset, item->sample);
+    mtp_batch *view = &batch->view;
+    const int64_t begin = view->document_begin[document], length = item->length;
+    for (int64_t i = 0; i < length; i++) view->document_ids[begin + i] = (int32_t)document;
+    mtp_status status = entry.shard ? mtp__batch_read_packed(batch, &entry, begin, length, visible)
+                                    : read_file(batch, &entry, begin, item);
+    if (status == MTP_OK) status = count_targets(&entry, view->loss_mask + begin, length, &view->num_supervised);
+    return status == MTP_OK || entry.shard ? status : mtp__fail_prefix(status, "%s", entry.path);
+}
+
+mtp_status mtp__batch_fill(mtp__batch *batch, const mtp__batch_item *items, int64_t count, bool packed, bool visible)
 {
     place_documents(batch, items, count, packed);
     if (!packed) clear_padding(batch);
-    for (int64_t i = 0; i < count; i++) MTP_TRY(read_document(batch, i, &items[i]));
+    for (int64_t i = 0; i < count; i++) MTP_TRY(read_document(batch, i, &items[i], visible));
     return MTP_OK;
 }
 
@@ -219,7 +233,7 @@ mtp_status mtp_batch_collate(const mtp_dataset *dataset, const int64_t *samples,
         if (samples[i] < 0 || samples[i] >= dataset->count)
             return MTP_FAIL(MTP_E_ARGUMENT, "sample %lld of a data set of %lld", (long long)samples[i],
                             (long long)dataset->count);
-        const int64_t length = dataset->entries[samples[i]].num_tokens;
+        const int64_t length = mtp__dataset_at(dataset, samples[i]).num_tokens;
         total += length;
         if (length > longest) longest = length;
     }
@@ -228,8 +242,8 @@ mtp_status mtp_batch_collate(const mtp_dataset *dataset, const int64_t *samples,
     mtp__batch_item *items = malloc((size_t)num_samples * sizeof *items);
     mtp_status status = items ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "no memory for %lld samples", (long long)num_samples);
     for (int64_t i = 0; i < num_samples && status == MTP_OK; i++)
-        items[i] = (mtp__batch_item){samples[i], dataset->entries[samples[i]].num_tokens};
-    if (status == MTP_OK) status = mtp__batch_fill(made, items, num_samples, packed);
+        items[i] = (mtp__batch_item){samples[i], mtp__dataset_at(dataset, samples[i]).num_tokens};
+    if (status == MTP_OK) status = mtp__batch_fill(made, items, num_samples, packed, false);
     free(items);
     if (status != MTP_OK) {
         mtp__batch_free(made);

@@ -7,6 +7,15 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "data/sidecar.h"
+#include "data/store_dir.h"
+
+/* What is the same for all samples of a directory. */
+typedef struct opening {
+    mtp_hidden_norm hidden_norm;
+    mtp__sidecar *sidecar;
+    const mtp__dataset_quarantine *quarantine;
+    const mtp_logger *logger;
+} opening;
 
 /* ---- masks ---------------------------------------------------------------------------------------------------- */
 
@@ -42,13 +51,15 @@ static mtp_status check_sidecar(const mtp__sidecar_entry *side, int64_t num_toke
 
 static void summarise(mtp__dataset_entry *entry, const uint8_t *mask)
 {
-    entry->num_supervised = 0;
+    entry->num_supervised = entry->last_target = 0;
     entry->prompt_len = entry->first_target = entry->num_tokens;
     for (int64_t i = entry->num_tokens - 1; i >= 0; i--) {
         if (!mask[i]) continue;
         entry->num_supervised++;
         entry->prompt_len = i;
-        if (i >= 2) entry->first_target = i;
+        if (i < 2) continue;
+        entry->first_target = i;
+        if (entry->last_target == 0) entry->last_target = i + 1;
     }
 }
 
@@ -111,13 +122,106 @@ static mtp_status fill_entry(const mtp_dataset *dataset, const mtp_safetensors *
     if (!mask) return MTP_FAIL(MTP_E_MEMORY, "no memory for %lld tokens", (long long)sample.num_tokens);
     const mtp_status status = find_mask(&sample, sidecar, entry, mask);
     free(mask);
+    entry->sample_id = mtp__sample_hash(&sample);
     return status;
 }
 
+/* ---- parts ---------------------------------------------------------------------------------------------------- */
+
+static mtp_status add_part(mtp_dataset *dataset, mtp__shard *shard)
+{
+    mtp__dataset_part *parts = realloc(dataset->parts, (size_t)(dataset->num_parts + 1) * sizeof *parts);
+    if (!parts) return MTP_FAIL(MTP_E_MEMORY, "no memory for a list of shards");
+    dataset->parts = parts;
+    parts[dataset->num_parts++] =
+        (mtp__dataset_part){.first = dataset->count, .entry = dataset->num_entries, .shard = shard};
+    return MTP_OK;
+}
+
+static bool needs_part(const mtp_dataset *dataset)
+{
+    return dataset->num_parts == 0 || dataset->parts[dataset->num_parts - 1].shard;
+}
+
+static mtp__dataset_entry entry_of_row(mtp__shard *shard, int64_t i)
+{
+    const mtp__store_row *row = &shard->rows[i];
+    const mtp_dtype kv = shard->layout.fp8 ? MTP_F32 : MTP_BF16;
+    mtp__dataset_entry entry = {.path = shard->path,
+                                .sample_id = row->sample_id,
+                                .num_tokens = row->num_tokens,
+                                .prompt_len = row->prompt_len,
+                                .first_target = row->first_target,
+                                .last_target = row->last_target,
+                                .num_supervised = row->num_supervised,
+                                .hidden_dtype = MTP_BF16,
+                                .sidecar_prompt_len = -1,
+                                .shard = shard,
+                                .row = i};
+    for (int type = 0; type < MTP_LAYER_TYPES; type++)
+        entry.kv_dtype[type] = shard->layout.num_kv_heads[type] ? kv : MTP_F32;
+    return entry;
+}
+
+mtp__dataset_entry mtp__dataset_at(const mtp_dataset *dataset, int64_t index)
+{
+    int64_t low = 0, high = dataset->num_parts - 1; /* the last part that begins at or before the index */
+    while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        if (dataset->parts[middle].first <= index)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    const mtp__dataset_part *part = &dataset->parts[low];
+    if (part->shard) return entry_of_row(part->shard, index - part->first);
+    return dataset->entries[part->entry + index - part->first];
+}
+
+static mtp_status too_many(void)
+{
+    return MTP_FAIL(MTP_E_DATA, "more than %u samples", UINT32_MAX / 2);
+}
+
+static mtp_status add_shard(mtp_dataset *dataset, const char *path, mtp_hidden_norm setting)
+{
+    mtp__shard *shard = NULL;
+    bool normalise;
+    MTP_TRY_AT(resolve_norm(MTP_HIDDEN_POST, setting, &normalise), "%s", path);
+    MTP_TRY(mtp__shard_open(path, &shard));
+    mtp_status status = mtp__shard_check_verifier(shard, mtp_verifier_get_config(dataset->verifier));
+    if (status == MTP_OK && shard->num_samples >= UINT32_MAX / 2 - dataset->count) status = too_many();
+    if (status == MTP_OK) status = add_part(dataset, shard);
+    if (status != MTP_OK) {
+        mtp__shard_close(shard);
+        return status;
+    }
+    dataset->parts[dataset->num_parts - 1].count = shard->num_samples;
+    dataset->count += shard->num_samples;
+    return MTP_OK;
+}
+
+static mtp_status add_store(mtp_dataset *dataset, const char *directory, mtp_hidden_norm setting)
+{
+    mtp__name_list names;
+    MTP_TRY(mtp__store_dir_shards(directory, &names));
+    mtp_status status = MTP_OK;
+    for (size_t i = 0; i < names.count && status == MTP_OK; i++) {
+        char *path = NULL;
+        status = mtp__path_join(directory, names.names[i], &path);
+        if (status == MTP_OK) status = add_shard(dataset, path, setting);
+        free(path);
+    }
+    mtp__name_list_free(&names);
+    return status;
+}
+
+/* ---- files ---------------------------------------------------------------------------------------------------- */
+
 static mtp_status grow(mtp_dataset *dataset)
 {
-    if (dataset->count < dataset->capacity) return MTP_OK;
-    if (dataset->count >= UINT32_MAX / 2) return MTP_FAIL(MTP_E_DATA, "more than %u samples", UINT32_MAX / 2);
+    if (dataset->num_entries < dataset->capacity) return MTP_OK;
+    if (dataset->count >= UINT32_MAX / 2) return too_many();
     const int64_t capacity = dataset->capacity ? 2 * dataset->capacity : 64;
     mtp__dataset_entry *entries = realloc(dataset->entries, (size_t)capacity * sizeof *entries);
     if (!entries) return MTP_FAIL(MTP_E_MEMORY, "no memory for %lld samples", (long long)capacity);
@@ -126,24 +230,47 @@ static mtp_status grow(mtp_dataset *dataset)
     return MTP_OK;
 }
 
-static mtp_status add_sample(mtp_dataset *dataset, const char *path, mtp_hidden_norm setting, mtp__sidecar *sidecar)
+static void drop_entry(mtp_dataset *dataset)
+{
+    mtp__dataset_entry *entry = &dataset->entries[--dataset->num_entries];
+    dataset->count--;
+    dataset->parts[dataset->num_parts - 1].count--;
+    free(entry->path);
+    free(entry->sidecar_mask);
+}
+
+/* Is it the sample that is wrong, and not the system or the settings? */
+static bool is_bad_sample(mtp_status status)
+{
+    return status == MTP_E_DATA || status == MTP_E_FORMAT || status == MTP_E_VERSION || status == MTP_E_NOT_FOUND;
+}
+
+static mtp_status add_sample(mtp_dataset *dataset, const char *path, const opening *how)
 {
     mtp_safetensors *file = NULL;
+    if (needs_part(dataset)) MTP_TRY(add_part(dataset, NULL));
     MTP_TRY(grow(dataset));
-    mtp__dataset_entry *entry = &dataset->entries[dataset->count];
+    mtp__dataset_entry *entry = &dataset->entries[dataset->num_entries];
     *entry = (mtp__dataset_entry){.path = strdup(path)};
     if (!entry->path) return MTP_FAIL(MTP_E_MEMORY, "%s: out of memory", path);
-    dataset->count++; /* from here on mtp_dataset_close frees it */
-    MTP_TRY(mtp_safetensors_open(path, &file));
-    const mtp_status status = fill_entry(dataset, file, setting, sidecar, entry);
+    dataset->num_entries++; /* from here on mtp_dataset_close frees it */
+    dataset->count++;
+    dataset->parts[dataset->num_parts - 1].count++;
+    mtp_status status = mtp_safetensors_open(path, &file);
+    if (status == MTP_OK) {
+        status = fill_entry(dataset, file, how->hidden_norm, how->sidecar, entry);
+        if (status != MTP_OK) status = mtp__fail_prefix(status, "%s", path);
+    }
     mtp_safetensors_close(file);
-    return status == MTP_OK ? MTP_OK : mtp__fail_prefix(status, "%s", path);
+    if (!how->quarantine || !is_bad_sample(status)) return status;
+    drop_entry(dataset);
+    how->quarantine->refuse(how->quarantine->user, path, mtp_last_error());
+    return MTP_OK;
 }
 
 /* ---- paths ---------------------------------------------------------------------------------------------------- */
 
-static mtp_status add_directory(mtp_dataset *dataset, const char *directory, mtp_hidden_norm setting,
-                                mtp__sidecar *sidecar)
+static mtp_status add_directory(mtp_dataset *dataset, const char *directory, const opening *how)
 {
     mtp__name_list names;
     MTP_TRY(mtp__dir_list(directory, MTP__LIST_FILES, ".safetensors", &names));
@@ -156,7 +283,7 @@ static mtp_status add_directory(mtp_dataset *dataset, const char *directory, mtp
     for (size_t i = 0; i < names.count && status == MTP_OK; i++) {
         char *path = NULL;
         status = mtp__path_join(directory, names.names[i], &path);
-        if (status == MTP_OK) status = add_sample(dataset, path, setting, sidecar);
+        if (status == MTP_OK) status = add_sample(dataset, path, how);
         free(path);
     }
     mtp__name_list_free(&names);
@@ -182,12 +309,14 @@ static void warn_unused(const mtp__sidecar *sidecar, const mtp_logger *logger)
 }
 
 /* One path. The sidecar of the directory read last is kept, so that files listed one by one do not read it again. */
-static mtp_status add_path(mtp_dataset *dataset, const char *path, const mtp_dataset_options *options, char **known,
-                           mtp__sidecar *sidecar)
+static mtp_status add_path(mtp_dataset *dataset, const char *path, const opening *how, char **known)
 {
     const bool whole = mtp__dir_exists(path);
+    mtp__sidecar *sidecar = how->sidecar;
     char *directory = NULL;
     if (!mtp__path_exists(path)) return MTP_FAIL(MTP_E_NOT_FOUND, "%s: no such file or directory", path);
+    if (whole && mtp__store_dir_is(path)) return add_store(dataset, path, how->hidden_norm);
+    if (!whole && mtp__store_is_shard_name(path)) return add_shard(dataset, path, how->hidden_norm);
     if (whole)
         directory = strdup(path);
     else
@@ -203,9 +332,9 @@ static mtp_status add_path(mtp_dataset *dataset, const char *path, const mtp_dat
         status = mtp__sidecar_read(sidecar, directory);
     }
     if (status != MTP_OK) return status;
-    if (!whole) return add_sample(dataset, path, options->hidden_norm, sidecar);
-    MTP_TRY(add_directory(dataset, path, options->hidden_norm, sidecar));
-    warn_unused(sidecar, options->logger);
+    if (!whole) return add_sample(dataset, path, how);
+    MTP_TRY(add_directory(dataset, path, how));
+    warn_unused(sidecar, how->logger);
     return MTP_OK;
 }
 
@@ -216,70 +345,93 @@ static int by_path(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+static mtp_status resolve(const char *path, char **real)
+{
+    *real = realpath(path, NULL);
+    return *real ? MTP_OK : MTP_FAIL(MTP_E_IO, "%s: cannot resolve the path", path);
+}
+
+/* No sample file and no shard twice. */
 static mtp_status refuse_duplicates(const mtp_dataset *dataset)
 {
-    char **real = calloc((size_t)dataset->count, sizeof *real);
-    if (!real) return MTP_FAIL(MTP_E_MEMORY, "no memory for %lld paths", (long long)dataset->count);
+    const int64_t most = dataset->num_entries + dataset->num_parts;
+    char **real = calloc((size_t)most + 1, sizeof *real);
+    if (!real) return MTP_FAIL(MTP_E_MEMORY, "no memory for %lld paths", (long long)most);
     mtp_status status = MTP_OK;
-    for (int64_t i = 0; i < dataset->count && status == MTP_OK; i++) {
-        real[i] = realpath(dataset->entries[i].path, NULL);
-        if (!real[i]) status = MTP_FAIL(MTP_E_IO, "%s: cannot resolve the path", dataset->entries[i].path);
-    }
-    if (status == MTP_OK) qsort(real, (size_t)dataset->count, sizeof *real, by_path);
-    for (int64_t i = 1; i < dataset->count && status == MTP_OK; i++)
+    int64_t count = 0;
+    for (int64_t i = 0; i < dataset->num_entries && status == MTP_OK; i++)
+        status = resolve(dataset->entries[i].path, &real[count++]);
+    for (int64_t i = 0; i < dataset->num_parts && status == MTP_OK; i++)
+        if (dataset->parts[i].shard) status = resolve(dataset->parts[i].shard->path, &real[count++]);
+    if (status == MTP_OK) qsort(real, (size_t)count, sizeof *real, by_path);
+    for (int64_t i = 1; i < count && status == MTP_OK; i++)
         if (strcmp(real[i - 1], real[i]) == 0)
             status = MTP_FAIL(MTP_E_CONFIG, "%s is given twice; name each directory or file once", real[i]);
-    for (int64_t i = 0; i < dataset->count; i++) free(real[i]);
+    for (int64_t i = 0; i < count; i++) free(real[i]);
     free(real);
     return status;
 }
 
 /* How wide a batch's values can be: the type of all samples when they agree, else fp32. */
+static void widen(size_t *size, mtp_dtype dtype, mtp_dtype first)
+{
+    const size_t needed = dtype == first ? mtp_dtype_size(dtype) : 4;
+    if (needed > *size) *size = needed;
+}
+
+/* One sample stands for all of a shard, so that this takes no time with a packed store. */
 static void measure(mtp_dataset *dataset)
 {
-    for (int64_t i = 0; i < dataset->count; i++) {
-        const mtp__dataset_entry *entry = &dataset->entries[i], *first = dataset->entries;
-        const size_t hidden = entry->hidden_dtype == first->hidden_dtype ? mtp_dtype_size(entry->hidden_dtype) : 4;
-        if (hidden > dataset->hidden_size) dataset->hidden_size = hidden;
-        for (int type = 0; type < MTP_LAYER_TYPES; type++) {
-            const bool same = entry->kv_dtype[type] == first->kv_dtype[type];
-            const size_t size = same ? mtp_dtype_size(entry->kv_dtype[type]) : 4;
-            if (size > dataset->kv_size[type]) dataset->kv_size[type] = size;
+    if (dataset->count == 0) return;
+    const mtp__dataset_entry first = mtp__dataset_at(dataset, 0);
+    for (int64_t p = 0; p < dataset->num_parts; p++) {
+        const mtp__dataset_part *part = &dataset->parts[p];
+        const mtp__shard *shard = part->shard;
+        for (int64_t i = 0; i < (shard && part->count > 1 ? 1 : part->count); i++) {
+            const mtp__dataset_entry entry = mtp__dataset_at(dataset, part->first + i);
+            widen(&dataset->hidden_size, entry.hidden_dtype, first.hidden_dtype);
+            for (int type = 0; type < MTP_LAYER_TYPES; type++)
+                widen(&dataset->kv_size[type], entry.kv_dtype[type], first.kv_dtype[type]);
+            if (!shard) dataset->num_tokens += entry.num_tokens;
         }
-        dataset->num_tokens += entry->num_tokens;
+        if (shard) dataset->num_tokens += shard->sample_tokens;
+        dataset->fp8 = dataset->fp8 || (shard && shard->layout.fp8);
     }
 }
 
 static void report(const mtp_dataset *dataset, const mtp_logger *logger)
 {
     int64_t supervised = 0, without = 0;
-    for (int64_t i = 0; i < dataset->count; i++) {
+    for (int64_t i = 0; i < dataset->num_entries; i++) {
         supervised += dataset->entries[i].num_supervised;
         without += dataset->entries[i].first_target == dataset->entries[i].num_tokens;
     }
+    for (int64_t p = 0; p < dataset->num_parts; p++)
+        if (dataset->parts[p].shard) supervised += dataset->parts[p].shard->num_supervised;
     mtp_log(logger, MTP_LOG_INFO, "data: %lld samples, %lld tokens, %lld supervised", (long long)dataset->count,
             (long long)dataset->num_tokens, (long long)supervised);
     if (without)
         mtp_log(logger, MTP_LOG_WARNING, "data: %lld samples have no token that could be a target", (long long)without);
 }
 
-mtp_status mtp_dataset_open(const char *const *paths, int64_t num_paths, const mtp_verifier *verifier,
-                            const mtp_dataset_options *options, mtp_dataset **dataset)
+mtp_status mtp__dataset_open(const char *const *paths, int64_t num_paths, const mtp_verifier *verifier,
+                             const mtp_dataset_options *options, const mtp__dataset_quarantine *quarantine,
+                             mtp_dataset **dataset)
 {
-    MTP_REQUIRE(paths && num_paths >= 1 && verifier && options && dataset);
-    MTP_REQUIRE(options->hidden_norm >= MTP_HIDDEN_UNSET && options->hidden_norm <= MTP_HIDDEN_POST);
     *dataset = NULL;
     mtp_dataset *made = calloc(1, sizeof *made);
     if (!made) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
     made->verifier = verifier;
     mtp__sidecar sidecar = {0};
+    const opening how = {options->hidden_norm, &sidecar, quarantine, options->logger};
     char *known = NULL;
     mtp_status status = MTP_OK;
-    for (int64_t i = 0; i < num_paths && status == MTP_OK; i++)
-        status = add_path(made, paths[i], options, &known, &sidecar);
+    for (int64_t i = 0; i < num_paths && status == MTP_OK; i++) status = add_path(made, paths[i], &how, &known);
     mtp__sidecar_free(&sidecar);
     free(known);
     if (status == MTP_OK) status = refuse_duplicates(made);
+    if (status == MTP_OK && made->count == 0 && !quarantine)
+        status = MTP_FAIL(MTP_E_DATA, "%s: the store holds no sample; all were refused when it was packed", paths[0]);
     if (status != MTP_OK) {
         mtp_dataset_close(made);
         return status;
@@ -290,14 +442,24 @@ mtp_status mtp_dataset_open(const char *const *paths, int64_t num_paths, const m
     return MTP_OK;
 }
 
+mtp_status mtp_dataset_open(const char *const *paths, int64_t num_paths, const mtp_verifier *verifier,
+                            const mtp_dataset_options *options, mtp_dataset **dataset)
+{
+    MTP_REQUIRE(paths && num_paths >= 1 && verifier && options && dataset);
+    MTP_REQUIRE(options->hidden_norm >= MTP_HIDDEN_UNSET && options->hidden_norm <= MTP_HIDDEN_POST);
+    return mtp__dataset_open(paths, num_paths, verifier, options, NULL, dataset);
+}
+
 void mtp_dataset_close(mtp_dataset *dataset)
 {
     if (!dataset) return;
-    for (int64_t i = 0; i < dataset->count; i++) {
+    for (int64_t i = 0; i < dataset->num_entries; i++) {
         free(dataset->entries[i].path);
         free(dataset->entries[i].sidecar_mask);
     }
+    for (int64_t i = 0; i < dataset->num_parts; i++) mtp__shard_close(dataset->parts[i].shard);
     free(dataset->entries);
+    free(dataset->parts);
     free(dataset);
 }
 
@@ -309,22 +471,22 @@ int64_t mtp_dataset_size(const mtp_dataset *dataset)
 mtp_sample_info mtp_dataset_sample(const mtp_dataset *dataset, int64_t index)
 {
     if (index < 0 || index >= dataset->count) return (mtp_sample_info){0};
-    const mtp__dataset_entry *entry = &dataset->entries[index];
-    return (mtp_sample_info){.path = entry->path,
-                             .name = mtp__path_name(entry->path),
-                             .num_tokens = entry->num_tokens,
-                             .prompt_len = entry->prompt_len,
-                             .num_supervised = entry->num_supervised};
+    const mtp__dataset_entry entry = mtp__dataset_at(dataset, index);
+    return (mtp_sample_info){.path = entry.path,
+                             .name =
+                                 entry.shard ? mtp__shard_source(entry.shard, entry.row) : mtp__path_name(entry.path),
+                             .num_tokens = entry.num_tokens,
+                             .prompt_len = entry.prompt_len,
+                             .num_supervised = entry.num_supervised};
 }
 
 uint64_t mtp_dataset_fingerprint(const mtp_dataset *dataset)
 {
     uint64_t hash = MTP__FNV_START;
     for (int64_t i = 0; i < dataset->count; i++) {
-        const mtp__dataset_entry *entry = &dataset->entries[i];
-        const char *name = mtp__path_name(entry->path);
-        const int64_t numbers[4] = {entry->num_tokens, entry->num_supervised, entry->prompt_len, entry->first_target};
-        hash = mtp__fnv1a(hash, name, strlen(name) + 1);
+        const mtp__dataset_entry entry = mtp__dataset_at(dataset, i);
+        const uint64_t numbers[5] = {entry.sample_id, (uint64_t)entry.num_tokens, (uint64_t)entry.num_supervised,
+                                     (uint64_t)entry.prompt_len, (uint64_t)entry.first_target};
         hash = mtp__fnv1a(hash, numbers, sizeof numbers);
     }
     return hash;
@@ -333,7 +495,7 @@ uint64_t mtp_dataset_fingerprint(const mtp_dataset *dataset)
 mtp_status mtp__dataset_open_sample(const mtp_dataset *dataset, int64_t index, mtp_safetensors **file,
                                     mtp__sample *sample)
 {
-    const mtp__dataset_entry *entry = &dataset->entries[index];
+    const mtp__dataset_entry found = mtp__dataset_at(dataset, index), *entry = &found;
     MTP_TRY(mtp_safetensors_open(entry->path, file));
     mtp_status status = mtp__sample_describe(*file, mtp_verifier_get_config(dataset->verifier), sample);
     if (status == MTP_OK) {

@@ -81,7 +81,7 @@ static mtp_status fill_slot(mtp_loader *loader, slot *target)
     }
     target->plan = loader->plan.batches[target->index];
     return mtp__batch_fill(target->batch, loader->plan.items + target->plan.begin,
-                           target->plan.end - target->plan.begin, true);
+                           target->plan.end - target->plan.begin, true, true);
 }
 
 /* Fill one slot; called and left with the mutex held. */

@@ -43,10 +43,19 @@ typedef struct mtp__final_norm {
 mtp_status mtp__sample_read_ids(const mtp__sample *sample, int64_t vocab_size, int64_t count, int32_t *ids);
 /* The file must have a mask. */
 mtp_status mtp__sample_read_mask(const mtp__sample *sample, int64_t count, uint8_t *mask);
+/* A stable identity of the document: FNV-1a over its ids as I32, whether they are in the vocabulary or not. */
+uint64_t mtp__sample_hash(const mtp__sample *sample);
+/* Ids and mask of tokens [begin, end), token `begin` first. */
+mtp_status mtp__sample_read_ids_from(const mtp__sample *sample, int64_t vocab_size, int64_t begin, int64_t end,
+                                     int32_t *ids);
+mtp_status mtp__sample_read_mask_from(const mtp__sample *sample, int64_t begin, int64_t end, uint8_t *mask);
 /* Rows of a field as `to` (its own dtype or F32), row t at dst + t * dst_stride elements. `scratch` holds two rows of
  * floats. With a norm each row becomes x * (mean(x^2) + eps)^-1/2 * weight, in fp32, and is rounded to the field's
  * dtype once. Refuses NaN and Inf, and with `no_zero_rows` rows of zeros. */
 mtp_status mtp__field_read(const mtp__field *field, int64_t count, mtp__final_norm norm, bool no_zero_rows,
                            mtp_dtype to, void *dst, int64_t dst_stride, float *scratch);
+/* Rows [begin, end) of it, row `begin` at dst. */
+mtp_status mtp__field_read_rows(const mtp__field *field, int64_t begin, int64_t end, mtp__final_norm norm,
+                                bool no_zero_rows, mtp_dtype to, void *dst, int64_t dst_stride, float *scratch);
 
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/real.h"
 #include "data/sample.h"
 
@@ -26,26 +27,47 @@ static int64_t integer_at(const mtp_safetensors_entry *entry, int64_t index)
     return *(const uint8_t *)at;
 }
 
+uint64_t mtp__sample_hash(const mtp__sample *sample)
+{
+    uint64_t hash = MTP__FNV_START;
+    for (int64_t i = 0; i < sample->num_tokens; i++) {
+        const int32_t id = (int32_t)(uint32_t)(uint64_t)integer_at(sample->token_ids, i);
+        hash = mtp__fnv1a(hash, &id, sizeof id);
+    }
+    return hash;
+}
+
 mtp_status mtp__sample_read_ids(const mtp__sample *sample, int64_t vocab_size, int64_t count, int32_t *ids)
 {
-    for (int64_t i = 0; i < count; i++) {
+    return mtp__sample_read_ids_from(sample, vocab_size, 0, count, ids);
+}
+
+mtp_status mtp__sample_read_ids_from(const mtp__sample *sample, int64_t vocab_size, int64_t begin, int64_t end,
+                                     int32_t *ids)
+{
+    for (int64_t i = begin; i < end; i++) {
         const int64_t id = integer_at(sample->token_ids, i);
         if (id < 0 || id >= vocab_size)
             return MTP_FAIL(MTP_E_DATA, "token_ids[%lld] is %lld, outside the vocabulary of %lld", (long long)i,
                             (long long)id, (long long)vocab_size);
-        ids[i] = (int32_t)id;
+        ids[i - begin] = (int32_t)id;
     }
     return MTP_OK;
 }
 
 mtp_status mtp__sample_read_mask(const mtp__sample *sample, int64_t count, uint8_t *mask)
 {
-    for (int64_t i = 0; i < count; i++) {
+    return mtp__sample_read_mask_from(sample, 0, count, mask);
+}
+
+mtp_status mtp__sample_read_mask_from(const mtp__sample *sample, int64_t begin, int64_t end, uint8_t *mask)
+{
+    for (int64_t i = begin; i < end; i++) {
         const int64_t value = integer_at(sample->loss_mask, i);
         if (value != 0 && value != 1)
             return MTP_FAIL(MTP_E_DATA, "loss_mask[%lld] is %lld; only 0 and 1 mean something", (long long)i,
                             (long long)value);
-        mask[i] = (uint8_t)value;
+        mask[i - begin] = (uint8_t)value;
     }
     return MTP_OK;
 }
@@ -175,10 +197,16 @@ static mtp_status read_row(const mtp__field *field, int64_t token, mtp__final_no
 mtp_status mtp__field_read(const mtp__field *field, int64_t count, mtp__final_norm norm, bool no_zero_rows,
                            mtp_dtype to, void *dst, int64_t dst_stride, float *scratch)
 {
+    return mtp__field_read_rows(field, 0, count, norm, no_zero_rows, to, dst, dst_stride, scratch);
+}
+
+mtp_status mtp__field_read_rows(const mtp__field *field, int64_t begin, int64_t end, mtp__final_norm norm,
+                                bool no_zero_rows, mtp_dtype to, void *dst, int64_t dst_stride, float *scratch)
+{
     const size_t size = mtp_dtype_size(to);
     const int64_t n = field->heads * field->width;
-    for (int64_t t = 0; t < count; t++) {
-        char *row = (char *)dst + (size_t)(t * dst_stride) * size;
+    for (int64_t t = begin; t < end; t++) {
+        char *row = (char *)dst + (size_t)((t - begin) * dst_stride) * size;
         MTP_TRY(read_row(field, t, norm, to, row, scratch));
         const row_bits bits = look_at(row, to, n);
         if (bits.nonfinite) return fail_nonfinite(field, t, row, to);

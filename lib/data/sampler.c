@@ -53,7 +53,7 @@ static mtp_status fill(const mtp_dataset *dataset, const mtp_loader_options *opt
     const int64_t budget = options->tokens_per_batch;
     open_batch open = {.supervised = false};
     for (int64_t i = 0; i < dataset->count; i++) {
-        const mtp__dataset_entry *entry = &dataset->entries[order[i]];
+        const mtp__dataset_entry found = mtp__dataset_at(dataset, order[i]), *entry = &found;
         int64_t length = entry->num_tokens;
         if (length > budget && options->overlong == MTP_OVERLONG_ERROR) return too_long(entry, budget);
         if (length > budget && options->overlong == MTP_OVERLONG_SKIP) {

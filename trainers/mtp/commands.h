@@ -6,6 +6,7 @@
 /* X(name, what `mtp --help` says about it), in the order of the help */
 #define COMMAND_LIST(X)                                                         \
     X(init, "make an untrained drafter for a verifier")                         \
+    X(pack, "pack samples into a store of a few large files")                   \
     X(train, "train a drafter from stored samples")                             \
     X(eval, "measure the acceptance of a drafter as a server would see it")     \
     X(check, "check samples, or that a drafter does not leak")                  \

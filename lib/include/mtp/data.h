@@ -25,7 +25,8 @@ typedef struct mtp_dataset_options {
 
 typedef struct mtp_dataset mtp_dataset;
 
-/* The samples in `paths` (directories, searched for *.safetensors in name order, not recursively; or single files),
+/* The samples in `paths`: directories that mtp_pack wrote, or single shards (*.h5) of them; directories searched for
+ * *.safetensors in name order, not recursively; or single sample files. They are
  * checked against the verifier: keys, shapes, dtypes, equal lengths, metadata, loss masks (in the file, or in a
  * sidecar: a
  * *.jsonl beside it). Values are checked when they are read; no file stays open. The verifier must outlive the data
@@ -37,8 +38,8 @@ MTP_API mtp_status mtp_dataset_open(const char *const *paths, int64_t num_paths,
 MTP_API void mtp_dataset_close(mtp_dataset *dataset); /* accepts NULL */
 
 typedef struct mtp_sample_info {
-    const char *path;
-    const char *name;       /* file name without directory */
+    const char *path;       /* of its file or its shard */
+    const char *name;       /* file name without directory; of a packed sample, that of the file it came from */
     int64_t num_tokens;     /* S */
     int64_t prompt_len;     /* index of the first supervised token; num_tokens when none is */
     int64_t num_supervised; /* ones in the loss mask */
@@ -47,8 +48,8 @@ typedef struct mtp_sample_info {
 MTP_API int64_t mtp_dataset_size(const mtp_dataset *dataset);
 /* Strings live as long as the data set. All zeros when index is not below the size. */
 MTP_API mtp_sample_info mtp_dataset_sample(const mtp_dataset *dataset, int64_t index);
-/* A stable 64-bit identity of the data set (names, lengths, supervised tokens, order; not the directories): stored with
- * a checkpoint. */
+/* A stable 64-bit identity of the data set (token ids, lengths, supervised tokens, order; not names and directories, so
+ * samples and the store they were packed into have the same): stored with a checkpoint. */
 MTP_API uint64_t mtp_dataset_fingerprint(const mtp_dataset *dataset);
 
 /* A batch on the host. Documents stand back to back (packed: B = 1, S tokens) or one a line, padded with zeros (B > 1);

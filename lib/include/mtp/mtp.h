@@ -14,6 +14,7 @@
 #include "mtp/log.h"
 #include "mtp/loss.h"
 #include "mtp/optim.h"
+#include "mtp/pack.h"
 #include "mtp/safetensors.h"
 #include "mtp/status.h"
 #include "mtp/suggest.h"

@@ -1,0 +1,57 @@
+/* Internal: the parts of packing. */
+#ifndef MTP_DATA_PACK_H
+#define MTP_DATA_PACK_H
+
+#include "base/text.h"
+#include "data/dataset.h"
+#include "mtp/pack.h"
+
+/* ---- one packer at a time (pack_owner.c) ---------------------------------------------------------------------- */
+
+/* A file of this name, made with O_EXCL, says which process packs into the directory. One left by a process of this
+ * machine that is gone is replaced. */
+typedef struct mtp__pack_owner {
+    char *path;
+} mtp__pack_owner;
+mtp_status mtp__pack_own(const char *directory, mtp__pack_owner *owner);
+void mtp__pack_disown(mtp__pack_owner *owner); /* accepts a zeroed struct */
+
+/* ---- refused samples (pack_quarantine.c) ---------------------------------------------------------------------- */
+
+/* A line of the quarantine list. */
+void mtp__quarantine_add(mtp__text *lines, const char *path, const mtp_error *why);
+/* Count the lines by reason. */
+void mtp__quarantine_count(const char *lines, mtp_pack_summary *summary);
+
+/* ---- the teacher (pack_teacher.c) ----------------------------------------------------------------------------- */
+
+enum { MTP__TEACHER_ROWS = 256 };
+typedef struct mtp__teacher mtp__teacher;
+mtp_status mtp__teacher_create(const mtp_context *context, const mtp_verifier *verifier, int64_t top,
+                               mtp__teacher **teacher);
+void mtp__teacher_free(mtp__teacher *teacher); /* accepts NULL */
+/* Up to MTP__TEACHER_ROWS rows of hidden states after the norm, bf16 [rows, Hb]: lse [rows], ids and logits
+ * [rows, top]. One thread at a time. */
+mtp_status mtp__teacher_rows(mtp__teacher *teacher, void *hidden, int64_t rows, float *lse, int32_t *ids,
+                             float *logits);
+
+/* ---- one shard (pack_shard.c) --------------------------------------------------------------------------------- */
+
+typedef struct mtp__pack_progress {
+    int64_t done, total; /* samples */
+} mtp__pack_progress;
+
+/* Write samples [begin, end) of the input as one shard at `path`, temporary name first. Those whose values are bad go
+ * into the quarantine list inside the shard. */
+mtp_status mtp__pack_shard(const mtp_pack_options *options, const mtp_dataset *input, mtp__teacher *teacher,
+                           const char *path, int64_t begin, int64_t end, mtp__pack_progress *progress);
+/* The layout of samples [begin, end). */
+mtp__store_layout mtp__pack_layout(const mtp_pack_options *options, const mtp_dataset *input, int64_t begin,
+                                   int64_t end);
+/* Supervised tokens that have a token before them. */
+static inline int64_t mtp__num_teacher(const mtp__dataset_entry *entry)
+{
+    return entry->num_supervised - (entry->num_supervised > 0 && entry->prompt_len == 0);
+}
+
+#endif

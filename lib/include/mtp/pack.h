@@ -1,0 +1,60 @@
+/* The packed store: samples in a few large HDF5 files, checked once, read by the loader in large pieces.
+ *
+ * A store is a directory: shards shard-NNNNN.h5 (lib/data/README.md says what is in them), quarantine.jsonl with the
+ * samples that were refused and why, pack.json with what is packed and how, and store.json, written last. The same
+ * samples and settings give the same bytes with any number of workers and however often packing was interrupted. */
+#ifndef MTP_PACK_H
+#define MTP_PACK_H
+
+#include "mtp/context.h"
+#include "mtp/data.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mtp_pack_options {
+    const char *const *inputs; /* directories of samples, or sample files, as mtp_dataset_open takes them */
+    int64_t num_inputs;
+    const mtp_verifier *verifier;
+    mtp_hidden_norm hidden_norm; /* of files without a label; states before the norm are stored after it */
+    int64_t shard_bytes;         /* a shard ends before it would become larger; one sample always fits. >= 1 */
+    int64_t workers;             /* threads that read, check and write samples, >= 1 */
+    double max_bad;              /* share of refused samples, in [0, 1], beyond which packing fails */
+    bool fp8;                    /* K/V as float8_e4m3fn with a scale for each token, K or V, and head; else bf16 */
+    const mtp_context *teacher;  /* computes the teacher: log-sum-exp and the top 64 logits of the verifier's head (its
+                                    embedding table) after the softcap, for each supervised token; NULL: no teacher */
+    const mtp_logger *logger;    /* NULL: silent */
+    /* Called after each sample by one thread at a time; false ends packing with MTP_E_INTERRUPTED. May be NULL. */
+    bool (*progress)(void *user, int64_t done, int64_t total);
+    void *user;
+} mtp_pack_options;
+
+enum { MTP_PACK_REASONS = 16 };
+
+typedef struct mtp_pack_summary {
+    int64_t samples, tokens, supervised; /* stored */
+    int64_t refused;                     /* samples in quarantine */
+    int64_t shards;
+    int64_t shards_kept; /* of an earlier, interrupted run */
+    uint64_t bytes;      /* of all shards */
+    struct {
+        const char *reason; /* a literal */
+        int64_t count;
+    } reasons[MTP_PACK_REASONS]; /* why samples were refused; the used ones first */
+} mtp_pack_summary;
+
+/* Pack into `directory`, made when missing. Where the same packing was interrupted it goes on behind the last finished
+ * shard. MTP_E_EXISTS: another packing, or another program that is at work there now (the message names it).
+ * MTP_E_DATA: more than max_bad samples are bad; quarantine.jsonl says which. MTP_E_IO: no room, no permission. */
+MTP_API mtp_status mtp_pack(const char *directory, const mtp_pack_options *options, mtp_pack_summary *summary);
+
+/* Read a whole store, or one shard (*.h5), and compare every checksum. MTP_E_DATA names shard, sample and field.
+ * `progress` counts shards and may be NULL. */
+MTP_API mtp_status mtp_pack_verify(const char *path, bool (*progress)(void *user, int64_t done, int64_t total),
+                                   void *user, mtp_pack_summary *summary);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

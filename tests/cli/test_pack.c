@@ -1,0 +1,206 @@
+/* Protects: `mtp pack`: the store of the shipped samples, its summary and --verify; kill -9 at 50 random moments, after
+ * each of which the same command ends with the same bytes; a full disk and a directory that may not be written are said
+ * at once; a second packer is refused while the first works. */
+#include "support.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "mtp/data.h"
+#include "pack.h"
+
+#define SAMPLE MTP_TEST_DATA "/sample"
+#define SHARD_SIZE "0.0012" /* GiB: about seven samples a shard */
+
+static const char *const *command(const char *out)
+{
+    static const char *argv[] = {
+        MTP_TEST_PROGRAM, "pack", NULL, SAMPLE "/eval", "--verifier", SAMPLE "/verifier", "--shard-size", SHARD_SIZE,
+        "--workers",      "2",    NULL};
+    argv[2] = out;
+    return argv;
+}
+
+static void pack_and_verify(void **state)
+{
+    (void)state;
+    const char *out = test_path("%s/store", test_dir());
+    test_run run = test_execute(command(out));
+    assert_int_equal(run.exit_code, 0);
+    assert_non_null(strstr(run.out, "20 samples, 4529 tokens, 3522 of them supervised, in "));
+    assert_non_null(strstr(run.out, "for a billion tokens\n0 samples were refused\n"));
+    test_run_free(&run);
+
+    run = test_mtp("pack", out, "--verify");
+    assert_int_equal(run.exit_code, 0);
+    assert_non_null(strstr(run.out, "every checksum is right\n20 samples"));
+    test_run_free(&run);
+
+    run = test_mtp("check", out, "--verifier", SAMPLE "/verifier");
+    assert_int_equal(run.exit_code, 0);
+    assert_non_null(strstr(run.out, "20 samples are whole and fit the verifier: 4529 tokens"));
+    test_run_free(&run);
+
+    const char *shard = test_path("%s/shard-00001.h5", out);
+    size_t size;
+    char *bytes = test_read(shard, &size);
+    bytes[size / 2] ^= 4;
+    test_write(shard, bytes, size);
+    free(bytes);
+    run = test_mtp("pack", out, "--verify");
+    assert_int_equal(run.exit_code, 3);
+    assert_non_null(strstr(run.err, "shard-00001.h5: sample "));
+    assert_non_null(strstr(run.err, "checksum of "));
+    test_run_free(&run);
+}
+
+static void wrong_use(void **state)
+{
+    (void)state;
+    test_run run = test_mtp("pack", "out", "--verifier", SAMPLE "/verifier");
+    assert_int_equal(run.exit_code, 2);
+    assert_non_null(strstr(run.err, "INPUT"));
+    test_run_free(&run);
+    run = test_mtp("pack", SAMPLE "/eval", SAMPLE "/eval", "--verify");
+    assert_int_equal(run.exit_code, 2);
+    test_run_free(&run);
+    run = test_mtp("pack", SAMPLE "/eval", "--verify");
+    assert_int_equal(run.exit_code, 3);
+    assert_non_null(strstr(run.err, "no directory that mtp pack wrote"));
+    test_run_free(&run);
+}
+
+/* ---- killed --------------------------------------------------------------------------------------------------- */
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static pid_t start(const char *out)
+{
+    const char *const *argv = command(out);
+    const pid_t pid = fork();
+    if (pid != 0) return pid;
+    if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) _exit(126);
+    execv(argv[0], (char *const *)(uintptr_t)argv);
+    _exit(127);
+}
+
+/* Whatever a killed packer leaves is refused with a reason or is the whole store. */
+static void check_left(const char *out, const mtp_verifier *verifier)
+{
+    const mtp_dataset_options options = {.hidden_norm = MTP_HIDDEN_UNSET};
+    mtp_dataset *dataset = NULL;
+    if (mtp_dataset_open(&out, 1, verifier, &options, &dataset) == MTP_OK)
+        assert_int_equal(mtp_dataset_size(dataset), 20);
+    else
+        assert_true(strstr(mtp_last_error()->message, "packing has not finished") ||
+                    strstr(mtp_last_error()->message, "no *.safetensors") ||
+                    strstr(mtp_last_error()->message, "no such file"));
+    mtp_dataset_close(dataset);
+}
+
+static void kill_and_go_on(void **state)
+{
+    (void)state;
+    enum { KILLS = 50 };
+    const char *whole = test_path("%s/store", test_dir());
+    mtp_verifier *verifier = NULL;
+    test_rng rng = {2024};
+    int killed = 0, unfinished = 0;
+    assert_ok(mtp_verifier_open(SAMPLE "/verifier", NULL, &verifier));
+    double takes = now();
+    test_run run = test_execute(command(whole));
+    takes = now() - takes;
+    assert_int_equal(run.exit_code, 0);
+    test_run_free(&run);
+    for (int i = 0; i < KILLS; i++) {
+        const char *out = test_path("%s/store", test_dir());
+        const pid_t pid = start(out);
+        assert_true(pid > 0);
+        usleep((useconds_t)(test_below(&rng, 1000) * (int64_t)(takes * 1e6) / 1000));
+        kill(pid, SIGKILL);
+        int status;
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        killed += WIFSIGNALED(status);
+        unfinished += !mtp__file_exists(test_path("%s/store.json", out));
+        check_left(out, verifier);
+        run = test_execute(command(out));
+        if (run.exit_code != 0) fail_msg("after kill %d: %s", i, run.err);
+        test_run_free(&run);
+        test_same_directory(whole, out);
+    }
+    printf("%d of %d were killed while they worked, %d stores were unfinished\n", killed, KILLS, unfinished);
+    assert_true(killed > 0 && unfinished > 0);
+    mtp_verifier_close(verifier);
+}
+
+/* ---- disks and neighbours ------------------------------------------------------------------------------------- */
+
+static void full_disk(void **state)
+{
+    (void)state;
+    const char *dir = test_dir();
+    const char *script = test_path("mount -t tmpfs -o size=512k none %s || exit 77; exec %s pack %s/store %s/eval "
+                                   "--verifier %s/verifier",
+                                   dir, MTP_TEST_PROGRAM, dir, SAMPLE, SAMPLE);
+    test_run run = test_execute((const char *const[]){"/usr/bin/unshare", "-Urm", "/bin/sh", "-c", script, NULL});
+    if (run.exit_code == 77 || strstr(run.err, "unshare")) {
+        test_run_free(&run);
+        skip(); /* no mount namespaces here */
+    }
+    assert_int_equal(run.exit_code, 1);
+    assert_non_null(strstr(run.err, "shard-00000.h5"));
+    assert_true(strstr(run.err, "cannot reserve") || strstr(run.err, "is there room"));
+    test_run_free(&run);
+}
+
+static void directory_without_permission(void **state)
+{
+    (void)state;
+    test_run run = test_execute(command("/proc/store"));   /* refuses even root */
+    assert_true(run.exit_code == 1 || run.exit_code == 3); /* EACCES, or ENOENT as proc says it */
+    assert_non_null(strstr(run.err, "/proc/store: cannot create the directory"));
+    test_run_free(&run);
+}
+
+static void second_packer(void **state)
+{
+    (void)state;
+    const char *out = test_path("%s/store", test_dir()), *lock = test_path("%s/packing.lock", out);
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    assert_ok(mtp__dir_create(out));
+    unsigned long long began = 0; /* of this test, which is alive */
+    char *stat = test_read("/proc/self/stat", NULL), *field = strrchr(stat, ')');
+    for (int i = 0; i < 20; i++) field = strchr(field + 1, ' ');
+    began = strtoull(field, NULL, 10);
+    free(stat);
+    const char *first = test_path("process %ld started %llu on %s\n", (long)getpid(), began, host);
+    test_write(lock, first, strlen(first));
+    test_run run = test_execute(command(out));
+    assert_int_equal(run.exit_code, 2);
+    assert_non_null(strstr(run.err, test_path("process %ld", (long)getpid())));
+    assert_non_null(strstr(run.err, "is packing into this directory"));
+    test_run_free(&run);
+    assert_true(mtp__file_exists(lock));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pack_and_verify),
+        cmocka_unit_test(wrong_use),
+        cmocka_unit_test(kill_and_go_on),
+        cmocka_unit_test(full_disk),
+        cmocka_unit_test(directory_without_permission),
+        cmocka_unit_test(second_packer),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
