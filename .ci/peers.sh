@@ -81,9 +81,10 @@ if check "build" build && check "environment" bash tests/peers/environment.sh &&
     if [ "${MTP_PEERS:-}" = all ]; then
         check "llama.cpp's converter" bash tests/peers/llamacpp.sh "$work/same"
         check "vLLM accepts what mtp eval says" bash tests/peers/vllm.sh build/mtp "$work/same"
+        check "vLLM extracts what transformers computes" bash tests/peers/vllm_extract.sh build/mtp
     else
         skip "llama.cpp's converter" "runs with MTP_PEERS=all"
-        skip "vLLM" "runs with MTP_PEERS=all"
+        skip "vLLM, drafting and extraction" "runs with MTP_PEERS=all"
     fi
 fi
 finish

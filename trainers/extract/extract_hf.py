@@ -18,7 +18,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from prompts import Reader
+from prompts import Reader, seed_of
 from samples import ExtractError, Folder, Progress, check_config, check_sample, kv_layers, kv_shape, metadata, \
     run_program, write_sample, KINDS
 
@@ -174,12 +174,6 @@ class Verifier:
         return self.model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config)[0].cpu()
 
 
-def seed_of(seed, ids):
-    """A seed of a document's own: any order and any resumption samples the same text."""
-    digest = hashlib.sha256(json.dumps([seed, ids]).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
 def sample(verifier, document, args, header):
     """(tensors, tokens) of a document."""
     ids = torch.tensor(document.ids, dtype=torch.int64)
@@ -187,7 +181,7 @@ def sample(verifier, document, args, header):
         room = args.max_length - len(ids)
         prompt_len = len(ids)
         ids = verifier.generate(ids, min(document.max_new_tokens or args.max_new_tokens, room),
-                                seed_of(args.seed, document.ids + [document.index]), args.temperature, args.top_k, args.top_p,
+                                seed_of(args.seed, document), args.temperature, args.top_k, args.top_p,
                                 args.ignore_eos)
         mask = torch.zeros(len(ids), dtype=torch.uint8)
         mask[prompt_len:] = 1

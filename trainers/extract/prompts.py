@@ -1,4 +1,6 @@
 """Lines of a prompts file become token ids; see extract_hf.py --help for the forms of a line."""
+import hashlib
+import json
 from dataclasses import dataclass
 
 from samples import ExtractError, read_jsonl
@@ -14,6 +16,12 @@ class Document:
     ids: list                      # the prompt to continue, or with `mask` the whole text
     mask: list | None = None       # one 0 or 1 a token of a given text; None: the verifier continues `ids`
     max_new_tokens: int | None = None
+
+
+def seed_of(seed, document):
+    """A seed of the document's own: any order and any resumption samples the same text."""
+    digest = hashlib.sha256(json.dumps([seed, document.index, document.ids]).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
 
 
 class Reader:
