@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
+#include "comm/place.h"
 #include "run/config.h"
 #include "run/resume.h"
 #include "run/train_run.h"
@@ -138,9 +139,22 @@ static mtp_status read_a_batch(mtp__run *run)
     return mtp_loader_seek(run->trainer.loader, 0, 0);
 }
 
+/* Several processes that train the same run would write into each other's directory. */
+static mtp_status check_alone(void)
+{
+    mtp__meeting meeting;
+    MTP_TRY(mtp__meeting_read(&meeting));
+    if (meeting.place.world_size == 1) return MTP_OK;
+    return MTP_FAIL(MTP_E_UNSUPPORTED,
+                    "this is rank %d of %d processes, and training runs in one; start it alone, or with "
+                    "--nproc-per-node 1",
+                    meeting.place.rank, meeting.place.world_size);
+}
+
 mtp_status mtp__run_open(mtp__run *run)
 {
     const mtp__trainer_options options = {.logger = run->options->logger, .progress = keep_going, .user = run};
+    MTP_TRY(check_alone());
     MTP_TRY(mtp_train_config_check_paths(run->config));
     MTP_TRY(find_checkpoint(run));
     MTP_TRY(absolute_drafter(run));

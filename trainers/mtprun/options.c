@@ -1,0 +1,284 @@
+#include "options.h"
+
+#include <sched.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mtp/suggest.h"
+#include "mtp/version.h"
+#include "say.h"
+
+typedef enum kind { FLAG, TEXT, NUMBER, SECONDS } kind;
+
+typedef struct option_row {
+    const char *name;
+    kind kind;
+    size_t offset; /* in struct given */
+    long min, max;
+    const char *help;
+} option_row;
+
+/* What was given, before it is checked as a whole. */
+typedef struct given {
+    const char *nnodes, *nproc_per_node;
+    int node_rank, master_port, max_restarts;
+    const char *rdzv_endpoint, *rdzv_id, *master_addr, *log_dir, *redirects, *tee;
+    double stop_seconds, join_seconds;
+    bool standalone, no_python, module, node_rank_given;
+} given;
+
+#define ROW(name, kind, field, min, max, help)             \
+    {                                                      \
+        name, kind, offsetof(given, field), min, max, help \
+    }
+static const option_row rows[] = {
+    ROW("nnodes", TEXT, nnodes, 0, 0, "N: how many machines; 1 unless given. MIN:MAX only with MIN = MAX"),
+    ROW("nproc-per-node", TEXT, nproc_per_node, 0, 0,
+        "ranks on this machine: a number; auto or cpu: one a core; default 1"),
+    ROW("node-rank", NUMBER, node_rank, 0, RANKS_MAX,
+        "which of the machines this is, from 0; needed when there are several"),
+    ROW("rdzv-endpoint", TEXT, rdzv_endpoint, 0, 0, "HOST:PORT of the store, which node 0 hosts"),
+    ROW("rdzv-id", TEXT, rdzv_id, 0, 0, "name of the run, the same on all machines; default none"),
+    ROW("master-addr", TEXT, master_addr, 0, 0, "MASTER_ADDR; default the host of the endpoint, or 127.0.0.1"),
+    ROW("master-port", NUMBER, master_port, 1, 65534, "MASTER_PORT, which is left to the program; default a free one"),
+    ROW("max-restarts", NUMBER, max_restarts, 0, 1000000,
+        "how often all ranks are started again after one failed; default 0"),
+    ROW("standalone", FLAG, standalone, 0, 0, "one machine, a store of its own on a free port"),
+    ROW("log-dir", TEXT, log_dir, 0, 0, "keep DIR/RUN_ID/attempt_N/RANK/{stdout,stderr}.log"),
+    ROW("redirects", TEXT, redirects, 0, 0, "1 stdout, 2 stderr, 3 both: to the log only; 0:1,1:2 by local rank"),
+    ROW("tee", TEXT, tee, 0, 0, "the same, to the log and here; default 3 with --log-dir"),
+    ROW("no-python", FLAG, no_python, 0, 0, "run the program itself, also when its name ends with .py"),
+    ROW("module", FLAG, module, 0, 0, "the program is a Python module: python3 -m; also -m"),
+    ROW("stop-seconds", SECONDS, stop_seconds, 0, 86400, "from SIGTERM to SIGKILL when ranks are stopped; default 30"),
+    ROW("join-seconds", SECONDS, join_seconds, 1, 86400, "how long machines wait for each other; default 600"),
+};
+#undef ROW
+enum { NUM_ROWS = (int)(sizeof rows / sizeof *rows), NAME_MAX_LETTERS = 64 };
+
+static void print_help(void)
+{
+    printf(
+        "usage: mtprun [OPTIONS] PROGRAM [ARGUMENTS]\n\n"
+        "Starts PROGRAM once for each rank and sees all of them to their end. A PROGRAM whose name ends with .py is\n"
+        "run with python3 -u. Options are those of torchrun, with - or _ between the words:\n\n");
+    for (int i = 0; i < NUM_ROWS; i++) printf("  --%-16s %s\n", rows[i].name, rows[i].help);
+    printf(
+        "\nEach rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, GROUP_RANK, GROUP_WORLD_SIZE,\n"
+        "ROLE_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS,\n"
+        "TORCHELASTIC_RUN_ID, MTP_RDZV_ENDPOINT and MTP_RDZV_SECRET, and OMP_NUM_THREADS = cores / ranks unless it\n"
+        "is set. Several machines need the same MTP_RDZV_SECRET on all of them. For trusted networks only.\n\n"
+        "SIGINT and SIGTERM go to all ranks; a second one kills them. Exit codes: 0 all ranks ended well; that of the\n"
+        "first rank that failed, or 1 when a signal ended it; 2 wrong usage; 130 interrupted.\n");
+}
+
+/* A name as the table has it: - for _. */
+static const option_row *find_row(const char *name)
+{
+    const char *names[NUM_ROWS];
+    for (int i = 0; i < NUM_ROWS; i++) {
+        if (strcmp(rows[i].name, name) == 0) return &rows[i];
+        names[i] = rows[i].name;
+    }
+    const char *nearest = mtp_suggest(name, names, NUM_ROWS);
+    if (nearest)
+        say_usage("unknown option '--%s' (did you mean '--%s'?)", name, nearest);
+    else
+        say_usage("unknown option '--%s'; mtprun --help lists them", name);
+    return NULL;
+}
+
+static bool whole_number(const char *text, long min, long max, long *number)
+{
+    char *end;
+    if (*text < '0' || *text > '9') return false;
+    *number = strtol(text, &end, 10);
+    return *end == '\0' && *number >= min && *number <= max;
+}
+
+static bool store_value(given *all, const option_row *row, const char *value)
+{
+    char *target = (char *)all + row->offset;
+    long number;
+    if (row->kind == TEXT) {
+        if (!*value) {
+            say_usage("--%s has an empty value", row->name);
+            return false;
+        }
+        *(const char **)(void *)target = value;
+        return true;
+    }
+    if (!whole_number(value, row->min, row->max, &number)) {
+        say_usage("--%s is '%s'; it must be a whole number from %ld to %ld", row->name, value, row->min, row->max);
+        return false;
+    }
+    if (row->kind == SECONDS)
+        *(double *)(void *)target = (double)number;
+    else
+        *(int *)(void *)target = (int)number;
+    if (row->offset == offsetof(given, node_rank)) all->node_rank_given = true;
+    return true;
+}
+
+/* One option at argv[*at], and its value. */
+static bool take_option(given *all, int argc, char **argv, int *at)
+{
+    char name[NAME_MAX_LETTERS];
+    const char *text = argv[*at] + 2, *equals = strchr(text, '=');
+    const size_t length = equals ? (size_t)(equals - text) : strlen(text);
+    if (length >= sizeof name) return say_usage("unknown option '%s'", argv[*at]), false;
+    for (size_t i = 0; i <= length; i++) name[i] = (char)(i == length ? '\0' : text[i] == '_' ? '-' : text[i]);
+    const option_row *row = find_row(name);
+    if (!row) return false;
+    if (row->kind == FLAG) {
+        if (equals) return say_usage("--%s takes no value", name), false;
+        *(bool *)(void *)((char *)all + row->offset) = true;
+        return true;
+    }
+    if (equals) return store_value(all, row, equals + 1);
+    if (*at + 1 >= argc) return say_usage("--%s needs a value", name), false;
+    return store_value(all, row, argv[++*at]);
+}
+
+static int count_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+static bool set_ranks(const given *all, options *own)
+{
+    long number;
+    own->num_cores = count_cores();
+    if (!all->nproc_per_node)
+        own->num_ranks = 1;
+    else if (strcmp(all->nproc_per_node, "cpu") == 0 || strcmp(all->nproc_per_node, "auto") == 0)
+        own->num_ranks = own->num_cores; /* auto: this build has no other device */
+    else if (strcmp(all->nproc_per_node, "gpu") == 0)
+        return say_usage("--nproc-per-node gpu: this build has no CUDA; use a number, cpu or auto"), false;
+    else if (whole_number(all->nproc_per_node, 1, RANKS_MAX, &number))
+        own->num_ranks = (int)number;
+    else
+        return say_usage("--nproc-per-node is '%s'; it must be a number from 1 to %d, auto or cpu", all->nproc_per_node,
+                         RANKS_MAX),
+               false;
+    return true;
+}
+
+static bool set_nodes(const given *all, options *own)
+{
+    long most = 1, least;
+    if (all->nnodes) {
+        char first[16];
+        const char *colon = strchr(all->nnodes, ':');
+        snprintf(first, sizeof first, "%.*s", colon ? (int)(colon - all->nnodes) : 15, all->nnodes);
+        if (!whole_number(first, 1, RANKS_MAX, &least) ||
+            !whole_number(colon ? colon + 1 : all->nnodes, least, RANKS_MAX, &most))
+            return say_usage("--nnodes is '%s'; it must be N or MIN:MAX", all->nnodes), false;
+        if (least != most)
+            return say_usage("--nnodes %s: a run has a fixed number of machines; give one number", all->nnodes), false;
+    }
+    own->num_nodes = (int)most;
+    own->node_rank = all->node_rank;
+    if (all->standalone && own->num_nodes > 1)
+        return say_usage("--standalone is for one machine, --nnodes says %d", own->num_nodes), false;
+    if (own->node_rank >= own->num_nodes)
+        return say_usage("--node-rank is %d; with %d machine(s) it must be below that", own->node_rank, own->num_nodes),
+               false;
+    if (own->num_nodes > 1 && !all->node_rank_given)
+        return say_usage("--nnodes %d: each machine needs its --node-rank", own->num_nodes), false;
+    if (own->num_nodes > 1 && !all->rdzv_endpoint && !(all->master_addr && all->master_port))
+        return say_usage("--nnodes %d: machines find each other at --rdzv-endpoint HOST:PORT, or at --master-addr and "
+                         "the port after --master-port",
+                         own->num_nodes),
+               false;
+    if (own->num_nodes > 1 && !getenv("MTP_RDZV_SECRET"))
+        return say_usage("--nnodes %d: set MTP_RDZV_SECRET to the same text on all machines", own->num_nodes), false;
+    return true;
+}
+
+/* "3", or "0:1,1:2". */
+static bool valid_streams(const char *name, const char *value)
+{
+    const char *next = value;
+    if (!value || (strlen(value) == 1 && *value >= '0' && *value <= '3')) return true;
+    for (;;) {
+        char *end;
+        const long rank = strtol(next, &end, 10);
+        if (end == next || rank < 0 || rank >= RANKS_MAX || *end != ':' || end[1] < '0' || end[1] > '3') break;
+        if (end[2] == '\0') return true;
+        if (end[2] != ',') break;
+        next = end + 3;
+    }
+    say_usage("--%s is '%s'; it must be 0, 1 (stdout), 2 (stderr) or 3 (both), or such by local rank: 0:3,1:2", name,
+              value);
+    return false;
+}
+
+int options_streams(const char *value, int local_rank)
+{
+    if (!value) return 0;
+    if (!value[1]) return value[0] - '0';
+    for (const char *next = value; next; next = strchr(next, ',') ? strchr(next, ',') + 1 : NULL)
+        if (strtol(next, NULL, 10) == local_rank) return *(strchr(next, ':') + 1) - '0';
+    return 0;
+}
+
+static bool check(const given *all, options *own)
+{
+    *own = (options){.run_id = all->rdzv_id ? all->rdzv_id : "none",
+                     .endpoint = all->standalone ? NULL : all->rdzv_endpoint,
+                     .master_addr = all->master_addr,
+                     .master_port = all->master_port,
+                     .max_restarts = all->max_restarts,
+                     .log_dir = all->log_dir,
+                     .redirects = all->redirects,
+                     .tee = all->tee,
+                     .stop_seconds = all->stop_seconds,
+                     .join_seconds = all->join_seconds,
+                     .standalone = all->standalone,
+                     .no_python = all->no_python,
+                     .module = all->module};
+    if (!set_ranks(all, own) || !set_nodes(all, own)) return false;
+    if (!valid_streams("redirects", all->redirects) || !valid_streams("tee", all->tee)) return false;
+    if ((all->redirects || all->tee) && !all->log_dir)
+        return say_usage("--redirects and --tee need --log-dir: where the logs go"), false;
+    if (strlen(own->run_id) > 128 || strchr(own->run_id, '/') || own->run_id[0] == '.')
+        return say_usage("--rdzv-id '%s' must be a name: at most 128 letters, no '/', no '.' in front", own->run_id),
+               false;
+    if (all->no_python && all->module) return say_usage("--no-python and --module exclude each other"), false;
+    if (own->log_dir && !own->redirects && !own->tee) own->tee = "3";
+    return true;
+}
+
+bool options_parse(int argc, char **argv, options *own, int *exit_code)
+{
+    given all = {.stop_seconds = 30, .join_seconds = 600};
+    int at = 1;
+    *exit_code = 2;
+    for (; at < argc && argv[at][0] == '-'; at++) {
+        if (strcmp(argv[at], "--") == 0) {
+            at++;
+            break;
+        }
+        if (strcmp(argv[at], "--help") == 0 || strcmp(argv[at], "-h") == 0 || strcmp(argv[at], "--version") == 0) {
+            if (argv[at][2] == 'v')
+                printf("mtprun %s\n", mtp_version());
+            else
+                print_help();
+            *exit_code = fflush(stdout) == 0 ? 0 : 1;
+            return false;
+        }
+        if (strcmp(argv[at], "-m") == 0)
+            all.module = true;
+        else if (argv[at][1] != '-')
+            return say_usage("unknown option '%s'; mtprun --help lists them", argv[at]), false;
+        else if (!take_option(&all, argc, argv, &at))
+            return false;
+    }
+    if (at >= argc) return say_usage("no program to run; mtprun --help shows how"), false;
+    if (!check(&all, own)) return false;
+    own->program = argv + at;
+    return true;
+}
