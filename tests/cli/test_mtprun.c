@@ -465,9 +465,10 @@ static void collectives(void **state)
 static void training_is_alone(void **state)
 {
     (void)state;
-    test_run run =
-        mtprun("--nproc-per-node=2", MTP_TEST_PROGRAM, "train", MTP_TEST_DATA "/../../configs/quickstart.toml", "--set",
-               test_path("output.output_dir=%s/run", test_dir()));
+    const char *command = test_path("cd " MTP_TEST_DATA "/../.. && exec " MTP_TEST_PROGRAM
+                                    " train configs/quickstart.toml --set output.output_dir=%s/run",
+                                    test_dir());
+    test_run run = mtprun("--nproc-per-node=2", "sh", "-c", command);
     assert_code(&run, 1);
     assert_says(run.err, "of 2 processes, and training runs in one");
     test_run_free(&run);
