@@ -99,7 +99,7 @@ static void acceptance(const layout *table, bool rounds)
     line(table, "rounds", count, rounds, 0, 0);
     line(table, "accepted length without the bonus token", length, rounds, 0, 3);
     line(table, "accepted length with the bonus token", length_with_bonus, rounds, 0, 3);
-    line(table, "the first, mean over samples", length_over_samples, rounds, 0, 3);
+    line(table, "without the bonus token, mean over samples", length_over_samples, rounds, 0, 3);
     lines(table, "acceptance", rate, rounds);
     if (table->columns[0]->num_speculative_steps > 1) lines(table, "given the draft before", conditional, rounds);
     lines(table, "acceptance, mean over samples", rate_over_samples, rounds);

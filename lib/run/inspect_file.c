@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "data/sample.h"
+#include "data/sidecar.h"
 #include "data/verifier_config.h"
 #include "model/tensors.h"
 #include "run/inspect.h"
@@ -126,9 +127,11 @@ static mtp_status inspect_sample(mtp__inspector *inspector, const mtp_safetensor
 mtp_status mtp__inspect_samples(mtp__inspector *inspector)
 {
     mtp__name_list list = {0};
-    int64_t tokens = 0, samples = 0, others = 0, labelled = 0, masked = 0;
+    mtp__sidecar sidecar = {0};
+    int64_t tokens = 0, samples = 0, others = 0, labelled = 0, masked = 0, beside = 0;
     inspector->kind = MTP_INSPECT_SAMPLES;
     MTP_TRY(mtp__dir_list(inspector->path, MTP__LIST_FILES, ".safetensors", &list));
+    if (mtp__sidecar_read(&sidecar, inspector->path) != MTP_OK) mtp__problem_last(inspector);
     mtp_status status = MTP_OK;
     for (size_t i = 0; i < list.count && status == MTP_OK; i++) {
         char *path = NULL;
@@ -141,6 +144,7 @@ mtp_status mtp__inspect_samples(mtp__inspector *inspector)
             tokens += mtp_safetensors_find(file, "token_ids")->count;
             labelled += mtp_safetensors_metadata(file, "hidden_norm") != NULL;
             masked += mtp_safetensors_find(file, "loss_mask") != NULL;
+            beside += mtp__sidecar_find(&sidecar, list.names[i]) != NULL;
             status = check_sample(inspector, file);
         } else if (status == MTP_OK) {
             others++;
@@ -148,11 +152,13 @@ mtp_status mtp__inspect_samples(mtp__inspector *inspector)
         mtp_safetensors_close(file);
         free(path);
     }
+    mtp__sidecar_free(&sidecar);
     mtp__name_list_free(&list);
     mtp__fact(inspector, "samples", json_integer(samples));
     mtp__fact(inspector, "tokens", json_integer(tokens));
     mtp__fact(inspector, "with_hidden_norm", json_integer(labelled));
     mtp__fact(inspector, "with_loss_mask", json_integer(masked));
+    mtp__fact(inspector, "with_sidecar_line", json_integer(beside));
     if (others)
         mtp__problem(inspector, "%lld files are no samples (no token_ids and hidden_states)", (long long)others);
     return status;

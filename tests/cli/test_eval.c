@@ -57,6 +57,7 @@ static void table_over_several_data_sets(void **state)
     assert_non_null(strstr(run.out, "rounds                                             164\n")); /* 76 + 88 */
     assert_non_null(strstr(run.out, "accepted length without the bonus token"));
     assert_non_null(strstr(run.out, "accepted length with the bonus token"));
+    assert_non_null(strstr(run.out, "without the bonus token, mean over samples "));
     assert_non_null(strstr(run.out, "centroid_miss, draft 3"));
     assert_non_null(strstr(run.out, "2 samples in "));
     test_run_free(&run);

@@ -29,6 +29,7 @@ static void test_explains(void **state)
     expect(test_mtp("inspect", VERIFIER), 0, "a verifier", "");
     expect(test_mtp("inspect", SAMPLE "eval/sample_0100.safetensors", "--verifier", VERIFIER), 0, "a stored sample",
            "");
+    expect(test_mtp("inspect", SAMPLE "raw"), 0, "with_sidecar_line      6\n", "");
     json_t *json = json_of(test_mtp("inspect", "--json", SAMPLE "train"), 0);
     assert_string_equal(json_string_value(json_object_get(json, "kind")), "samples");
     json_decref(json);
