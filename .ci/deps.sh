@@ -11,7 +11,7 @@ for group in "$@"; do
     case $group in
     build)
         packages+=(gcc g++ cmake ninja-build pkg-config libc6-dev libopenblas-dev libjansson-dev libtomlplusplus-dev
-            libgloo-dev libhdf5-dev libcmocka-dev)
+            libgloo-dev libhdf5-dev libcmocka-dev iproute2 python3)
         ;;
     check) packages+=(clang-14 libclang-rt-14-dev libomp-14-dev llvm-14 clang-format-14) ;;
     peers) packages+=(python3 python3-venv ca-certificates) ;;
