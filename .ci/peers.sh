@@ -60,6 +60,12 @@ untrained_export()
         cmp "$work/same/model.safetensors" "$sample/drafter_reference/model.safetensors"
 }
 
+read_store()
+{
+    build/mtp pack "$work/store" "$sample/train" --verifier "$sample/verifier" --shard-size 0.005 &&
+        "$python" tests/peers/h5py_shard.py "$work/store" "$sample/train"
+}
+
 if check "build" build && check "environment" bash tests/peers/environment.sh && check "a short run" train; then
     python=$(bash tests/peers/environment.sh | tail -n 1)/bin/python
     check "transformers loads the export" "$python" tests/peers/hf_load.py "$work/export" "$sample/verifier"
@@ -71,6 +77,7 @@ if check "build" build && check "environment" bash tests/peers/environment.sh &&
         "$work/export/model.safetensors" $(find "$work/run/checkpoints" -name '*.safetensors')
     check "we read a file of safetensors" read_theirs
     check "export of an untrained drafter is the file that safetensors wrote" untrained_export
+    check "h5py reads a packed store" read_store
     check "tensorboard reads the events" "$python" tests/peers/tensorboard_events.py "$work/run"
     if check "environment of the extraction" bash tests/peers/environment.sh extract; then
         python=$(bash tests/peers/environment.sh extract | tail -n 1)/bin/python

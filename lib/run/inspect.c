@@ -7,10 +7,13 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "data/store_dir.h"
 
 static const char *const kind_names[] = {[MTP_INSPECT_SAFETENSORS] = "safetensors",
                                          [MTP_INSPECT_SAMPLE] = "sample",
                                          [MTP_INSPECT_SAMPLES] = "samples",
+                                         [MTP_INSPECT_SHARD] = "shard",
+                                         [MTP_INSPECT_STORE] = "store",
                                          [MTP_INSPECT_DRAFTER] = "drafter",
                                          [MTP_INSPECT_VERIFIER] = "verifier",
                                          [MTP_INSPECT_CHECKPOINT] = "checkpoint",
@@ -18,6 +21,8 @@ static const char *const kind_names[] = {[MTP_INSPECT_SAFETENSORS] = "safetensor
 static const char *const kind_texts[] = {[MTP_INSPECT_SAFETENSORS] = "a safetensors file",
                                          [MTP_INSPECT_SAMPLE] = "a stored sample",
                                          [MTP_INSPECT_SAMPLES] = "a directory of samples",
+                                         [MTP_INSPECT_SHARD] = "a shard of a packed store",
+                                         [MTP_INSPECT_STORE] = "a packed store",
                                          [MTP_INSPECT_DRAFTER] = "a drafter",
                                          [MTP_INSPECT_VERIFIER] = "a verifier",
                                          [MTP_INSPECT_CHECKPOINT] = "a checkpoint",
@@ -108,7 +113,9 @@ static mtp_status dispatch(mtp__inspector *inspector)
 {
     const char *path = inspector->path;
     if (!mtp__path_exists(path)) return MTP_FAIL(MTP_E_NOT_FOUND, "%s: there is no such file or directory", path);
-    if (!mtp__dir_exists(path)) return mtp__inspect_file(inspector);
+    if (!mtp__dir_exists(path))
+        return mtp__store_is_shard_name(path) ? mtp__inspect_shard(inspector) : mtp__inspect_file(inspector);
+    if (mtp__store_dir_is(path)) return mtp__inspect_store(inspector);
     if (has(path, "run.json") || has(path, "checkpoints")) return mtp__inspect_run(inspector);
     if (has(path, "manifest.json")) return mtp__inspect_checkpoint(inspector);
     if (has(path, "config.json")) return inspect_model(inspector);
@@ -116,7 +123,7 @@ static mtp_status dispatch(mtp__inspector *inspector)
     return MTP_FAIL(
         MTP_E_FORMAT,
         "%s is no directory that mtp knows: no config.json (drafter, verifier), run.json (run), manifest.json "
-        "(checkpoint) or *.safetensors (samples)",
+        "(checkpoint), store.json (packed samples) or *.safetensors (samples)",
         path);
 }
 

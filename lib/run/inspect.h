@@ -28,6 +28,9 @@ void mtp__problem_last(mtp__inspector *inspector);
 mtp_status mtp__inspect_file(mtp__inspector *inspector);
 /* A directory of sample files. */
 mtp_status mtp__inspect_samples(mtp__inspector *inspector);
+/* A file and a directory that mtp pack wrote. */
+mtp_status mtp__inspect_shard(mtp__inspector *inspector);
+mtp_status mtp__inspect_store(mtp__inspector *inspector);
 mtp_status mtp__inspect_drafter(mtp__inspector *inspector);
 mtp_status mtp__inspect_verifier(mtp__inspector *inspector);
 mtp_status mtp__inspect_checkpoint(mtp__inspector *inspector);

@@ -45,6 +45,18 @@ static void pack_and_verify(void **state)
     test_run_free(&run);
 
     const char *shard = test_path("%s/shard-00001.h5", out);
+    run = test_mtp("inspect", shard, "--verifier", SAMPLE "/verifier");
+    assert_int_equal(run.exit_code, 0);
+    assert_non_null(strstr(run.out, "a shard of a packed store"));
+    assert_non_null(strstr(run.out, "field hidden_states"));
+    assert_null(strstr(run.out, "problem"));
+    test_run_free(&run);
+    run = test_mtp("inspect", out);
+    assert_int_equal(run.exit_code, 0);
+    assert_non_null(strstr(run.out, "a packed store\n"));
+    assert_non_null(strstr(run.out, " 4529\n"));
+    test_run_free(&run);
+
     size_t size;
     char *bytes = test_read(shard, &size);
     bytes[size / 2] ^= 4;
@@ -54,6 +66,21 @@ static void pack_and_verify(void **state)
     assert_int_equal(run.exit_code, 3);
     assert_non_null(strstr(run.err, "shard-00001.h5: sample "));
     assert_non_null(strstr(run.err, "checksum of "));
+    test_run_free(&run);
+}
+
+/* 31B: ids, mask, 5376 hidden, 2 x (16 x 256 + 4 x 512) K/V in bf16 are 35,333 bytes a token. */
+static void plan_of_disk(void **state)
+{
+    (void)state;
+    test_run run = test_mtp("plan", "--tokens", "1073741824");
+    assert_int_equal(run.exit_code, 0);
+    assert_non_null(strstr(run.out, " 35333.0 "));
+    assert_non_null(strstr(run.out, "E2B "));
+    test_run_free(&run);
+    run = test_mtp("plan");
+    assert_int_equal(run.exit_code, 2);
+    assert_non_null(strstr(run.err, "CONFIG"));
     test_run_free(&run);
 }
 
@@ -195,11 +222,9 @@ static void second_packer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pack_and_verify),
-        cmocka_unit_test(wrong_use),
-        cmocka_unit_test(kill_and_go_on),
-        cmocka_unit_test(full_disk),
-        cmocka_unit_test(directory_without_permission),
+        cmocka_unit_test(pack_and_verify), cmocka_unit_test(plan_of_disk),
+        cmocka_unit_test(wrong_use),       cmocka_unit_test(kill_and_go_on),
+        cmocka_unit_test(full_disk),       cmocka_unit_test(directory_without_permission),
         cmocka_unit_test(second_packer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -183,6 +183,70 @@ static void eight_bits(void **state)
     mtp_dataset_close(store);
 }
 
+/* Against the head computed here in double, from what the store itself holds. */
+static void teacher(void **state)
+{
+    const world *w = *state;
+    enum { V = TINY_VOCAB };
+    const char *out = test_path("%s/store", test_dir()), *one = sample_path(w, 7);
+    const mtp_context_options device = {.num_threads = 1};
+    mtp_context *context = NULL;
+    assert_ok(mtp_context_create(&device, &context));
+    mtp_pack_options options = test_pack_options(&one, 1, w->verifier);
+    options.teacher = context;
+    pack_ok(out, &options);
+    mtp_context_free(context);
+    mtp__shard *shard = NULL;
+    assert_ok(mtp__shard_open(test_path("%s/shard-00000.h5", out), &shard));
+    assert_ok(mtp__shard_verify(shard));
+    const int64_t tokens = shard->rows[0].num_tokens, rows = shard->rows[0].num_teacher;
+    assert_int_equal(shard->layout.teacher_top, V);
+    float *lse = malloc((size_t)rows * sizeof *lse), *logits = malloc((size_t)rows * V * sizeof *logits);
+    int32_t *ids = malloc((size_t)rows * V * sizeof *ids);
+    uint16_t *hidden = malloc((size_t)tokens * TINY_HB * sizeof *hidden);
+    uint8_t *mask = malloc((size_t)tokens);
+    int fd;
+    assert_ok(mtp__shard_file(shard, &fd));
+    assert_ok(mtp__shard_read(shard, fd, 0, MTP__STORE_TEACHER_LSE, 0, rows, lse));
+    assert_ok(mtp__shard_read(shard, fd, 0, MTP__STORE_TEACHER_LOGITS, 0, rows, logits));
+    assert_ok(mtp__shard_read(shard, fd, 0, MTP__STORE_TEACHER_IDS, 0, rows, ids));
+    assert_ok(mtp__shard_read(shard, fd, 0, MTP__STORE_HIDDEN, 0, tokens, hidden));
+    assert_ok(mtp__shard_read(shard, fd, 0, MTP__STORE_MASK, 0, tokens, mask));
+    close(fd);
+    const mtp_view table = mtp_verifier_embedding(w->verifier);
+    const mtp_view states = mtp_view_2d(hidden, MTP_BF16, tokens, TINY_HB);
+    int64_t row = 0;
+    for (int64_t p = 1; p < tokens; p++) {
+        double expected[V], sum = 0;
+        bool seen[V] = {false};
+        if (!mask[p]) continue;
+        for (int64_t v = 0; v < V; v++) {
+            double dot = 0;
+            for (int64_t i = 0; i < TINY_HB; i++)
+                dot += (double)real_at(states, (p - 1) * TINY_HB + i) * (double)real_at(table, v * TINY_HB + i);
+            expected[v] = 30.0 * tanh(dot / 30.0);
+            sum += exp(expected[v]);
+        }
+        assert_true(fabs((double)lse[row] - log(sum)) < 1e-4);
+        for (int64_t i = 0; i < V; i++) {
+            const int32_t id = ids[row * V + i];
+            assert_true(id >= 0 && id < V && !seen[id]);
+            seen[id] = true;
+            assert_true(fabs((double)logits[row * V + i] - expected[id]) < 1e-4);
+            if (i > 0) assert_true(logits[row * V + i] <= logits[row * V + i - 1]);
+        }
+        row++;
+    }
+    assert_int_equal(row, rows);
+    assert_true(rows > 0);
+    free(lse);
+    free(logits);
+    free(ids);
+    free(hidden);
+    free(mask);
+    mtp__shard_close(shard);
+}
+
 static void bytes_depend_on_input_alone(void **state)
 {
     const world *w = *state;
@@ -323,6 +387,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(store_gives_the_same_batches, set_up, tear_down),
         cmocka_unit_test_setup_teardown(eight_bits, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(teacher, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bytes_depend_on_input_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(goes_on_after_a_stop, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bad_samples_go_to_quarantine, set_up, tear_down),

@@ -4,6 +4,7 @@
 
 #include "args.h"
 #include "commands.h"
+#include "mtp/pack.h"
 #include "mtp/train.h"
 #include "program.h"
 
@@ -63,15 +64,42 @@ static mtp_status plan(const char *path, const args_list *overrides, bool json)
     return status;
 }
 
+/* ---- disk ----------------------------------------------------------------------------------------------------- */
+
+static void print_disk(int64_t tokens)
+{
+    const double gib = 1024.0 * 1024 * 1024;
+    printf(
+        "packed store of %lld tokens, GiB (teacher: for each token, when all are supervised)\n%-10s %12s %12s %12s\n",
+        (long long)tokens, "verifier", "bf16", "fp8", "teacher");
+    for (int64_t i = 0; mtp_pack_official(i); i++) {
+        const double bf16 = (double)mtp_pack_official_bytes(i, false, false, tokens);
+        const double fp8 = (double)mtp_pack_official_bytes(i, true, false, tokens);
+        const double teacher = (double)mtp_pack_official_bytes(i, false, true, tokens) - bf16;
+        printf("%-10s %12.1f %12.1f %12.1f\n", mtp_pack_official(i), bf16 / gib, fp8 / gib, teacher / gib);
+    }
+}
+
 int command_plan(int argc, char **argv)
 {
     const char *config = NULL;
     args_list overrides = {0};
     bool json = false;
+    int64_t tokens = 0;
     const args_positional positionals[] = {
-        {.name = "CONFIG", .target = &config, .help = "The TOML file that mtp train takes."},
+        {.name = "CONFIG",
+         .target = &config,
+         .help = "The TOML file that mtp train takes. May be left out with --tokens.",
+         .optional = true},
     };
     const args_option options[] = {
+        {.name = "tokens",
+         .kind = ARGS_INT,
+         .target = &tokens,
+         .value = "N",
+         .min = 1,
+         .max = 1e15,
+         .help = "Print the disk that a packed store of N tokens takes, for each official verifier."},
         {.name = "set",
          .kind = ARGS_LIST,
          .target = &overrides,
@@ -91,7 +119,13 @@ int command_plan(int argc, char **argv)
                             .options = options,
                             .num_options = sizeof options / sizeof *options};
     int exit_code = 0;
-    if (args_parse(&spec, argc, argv, &exit_code)) exit_code = program_finish(plan(config, &overrides, json));
+    if (args_parse(&spec, argc, argv, &exit_code)) {
+        if (tokens) print_disk(tokens);
+        if (config)
+            exit_code = program_finish(plan(config, &overrides, json));
+        else if (!tokens)
+            exit_code = program_usage("mtp plan needs CONFIG, or --tokens");
+    }
     args_list_free(&overrides);
     return exit_code;
 }

@@ -14,6 +14,8 @@ typedef enum mtp_inspect_kind {
     MTP_INSPECT_SAFETENSORS, /* a safetensors file of no other kind */
     MTP_INSPECT_SAMPLE,      /* a stored sample */
     MTP_INSPECT_SAMPLES,     /* a directory of them */
+    MTP_INSPECT_SHARD,       /* a file of a packed store */
+    MTP_INSPECT_STORE,       /* a packed store */
     MTP_INSPECT_DRAFTER,     /* a drafter's directory, or its model.safetensors alone */
     MTP_INSPECT_VERIFIER,
     MTP_INSPECT_CHECKPOINT,

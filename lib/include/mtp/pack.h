@@ -54,6 +54,12 @@ MTP_API mtp_status mtp_pack(const char *directory, const mtp_pack_options *optio
 MTP_API mtp_status mtp_pack_verify(const char *path, bool (*progress)(void *user, int64_t done, int64_t total),
                                    void *user, mtp_pack_summary *summary);
 
+/* The official verifiers by index from 0: "E2B", "E4B", ...; NULL behind the last. */
+MTP_API const char *mtp_pack_official(int64_t index);
+/* Bytes of the fields of `num_tokens` tokens of one, all of them supervised where a teacher is stored. Index and names
+ * come to less than 0.1 % of it. */
+MTP_API uint64_t mtp_pack_official_bytes(int64_t index, bool fp8, bool teacher, int64_t num_tokens);
+
 #ifdef __cplusplus
 }
 #endif
