@@ -1,6 +1,8 @@
-/* Protects: `mtp check`: the leak test's report and exit code, the plain check of samples with the loader's own checks,
- * and what is said about a damaged sample. */
+/* Protects: `mtp check`: the leak test's report and exit code, the check of samples with its report,
+ * JSON and --max-bad, and what is said about a drafter of another size. */
 #include "support.h"
+
+#include <jansson.h>
 
 #define SAMPLE MTP_TEST_DATA "/sample"
 
@@ -35,29 +37,82 @@ static void one_sample_has_no_other_document(void **state)
 static void samples_are_read_whole(void **state)
 {
     (void)state;
-    test_run run = test_mtp("check", SAMPLE "/eval", "--verifier", SAMPLE "/verifier");
+    test_run run = test_mtp("check", SAMPLE "/eval", "--verifier", SAMPLE "/verifier", "--drafter",
+                            SAMPLE "/drafter_reference", "--threads", "1");
     assert_int_equal(run.exit_code, 0);
-    assert_non_null(
-        strstr(run.out, "20 samples are whole and fit the verifier: 4529 tokens, 3522 of them supervised\n"));
+    assert_non_null(strstr(run.out, "20 samples, 20 good (4529 tokens, 3522 of them supervised), 0 bad (0.00 %)\n"));
+    assert_non_null(strstr(run.out, "tested      next token from hidden states"));
     test_run_free(&run);
+}
 
+/* Two samples, the second cut short. */
+static void bad_samples_are_named(void **state)
+{
+    (void)state;
     size_t size;
     char *bytes = test_read(SAMPLE "/eval/sample_0100.safetensors", &size);
     const char *damaged = test_path("%s/damaged.safetensors", test_dir());
     test_write(damaged, bytes, size - 1000);
-    run = test_mtp("check", SAMPLE "/eval/sample_0101.safetensors", damaged, "--verifier", SAMPLE "/verifier");
+    free(bytes);
+    test_run run = test_mtp("check", SAMPLE "/eval/sample_0101.safetensors", damaged, "--verifier", SAMPLE "/verifier",
+                            "--threads", "1");
     assert_int_equal(run.exit_code, 3);
-    assert_non_null(strstr(run.err, "damaged.safetensors"));
-    assert_string_equal(run.out, "");
+    assert_non_null(strstr(run.out, test_path("%s: file: ", damaged)));
+    assert_non_null(strstr(run.out, "truncated or malformed file"));
+    assert_non_null(strstr(run.out, "not tested  K/V follow from the text: not enough evidence: 1 samples"));
+    assert_non_null(strstr(run.out, "2 samples, 1 good"));
     test_run_free(&run);
 
-    memset(bytes + size - 4096, 0xff, 4096); /* NaN in whichever tensor comes last */
-    test_write(damaged, bytes, size);
-    run = test_mtp("check", damaged, "--verifier", SAMPLE "/verifier");
-    assert_int_equal(run.exit_code, 3);
-    assert_non_null(strstr(run.err, "damaged.safetensors"));
+    run = test_mtp("check", SAMPLE "/eval/sample_0101.safetensors", damaged, "--verifier", SAMPLE "/verifier",
+                   "--threads", "1", "--max-bad", "0.5");
+    assert_int_equal(run.exit_code, 0);
     test_run_free(&run);
+}
+
+static void report_as_json(void **state)
+{
+    (void)state;
+    size_t size;
+    char *bytes = test_read(SAMPLE "/eval/sample_0100.safetensors", &size);
+    const char *bent = test_path("%s/bent.safetensors", test_dir());
+    memset(bytes + size - 4096, 0xff, 4096); /* NaN in whichever tensor comes last */
+    test_write(bent, bytes, size);
     free(bytes);
+    test_run run = test_mtp("check", SAMPLE "/eval/sample_0101.safetensors", bent, "--verifier", SAMPLE "/verifier",
+                            "--threads", "1", "--json");
+    assert_int_equal(run.exit_code, 3);
+    json_t *root = json_loads(run.out, 0, NULL);
+    assert_non_null(root);
+    assert_int_equal(json_integer_value(json_object_get(root, "num_samples")), 2);
+    assert_int_equal(json_integer_value(json_object_get(root, "num_good")), 1);
+    assert_true(json_real_value(json_object_get(root, "bad_share")) == 0.5);
+    const json_t *bad = json_array_get(json_object_get(root, "bad"), 0);
+    assert_string_equal(json_string_value(json_object_get(bad, "path")), bent);
+    const char *reason = json_string_value(json_object_get(bad, "reason"));
+    assert_non_null(reason);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(root, "counts"), reason)), 1);
+    assert_int_equal(json_array_size(json_object_get(root, "bad")), 1);
+    assert_true(json_array_size(json_object_get(root, "tests")) > 0);
+    json_decref(root);
+    test_run_free(&run);
+}
+
+/* A drafter whose backbone is wider than the verifier's hidden states. */
+static void drafter_of_another_size(void **state)
+{
+    (void)state;
+    size_t size;
+    char *config = test_read(SAMPLE "/drafter_reference/config.json", &size);
+    char *width = strstr(config, "\"backbone_hidden_size\": 128");
+    assert_non_null(width);
+    memcpy(width, "\"backbone_hidden_size\": 256", strlen("\"backbone_hidden_size\": 256"));
+    const char *dir = test_dir();
+    test_write(test_path("%s/config.json", dir), config, size);
+    free(config);
+    test_run run = test_mtp("check", SAMPLE "/eval", "--verifier", SAMPLE "/verifier", "--drafter", dir);
+    assert_int_equal(run.exit_code, 3);
+    assert_non_null(strstr(run.err, "backbone_hidden_size is 256, the verifier's is 128"));
+    test_run_free(&run);
 }
 
 static void wrong_use(void **state)
@@ -79,6 +134,9 @@ int main(void)
         cmocka_unit_test(leak_report),
         cmocka_unit_test(one_sample_has_no_other_document),
         cmocka_unit_test(samples_are_read_whole),
+        cmocka_unit_test(bad_samples_are_named),
+        cmocka_unit_test(report_as_json),
+        cmocka_unit_test(drafter_of_another_size),
         cmocka_unit_test(wrong_use),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -110,6 +110,25 @@ test_sample test_sample_make(int64_t num_tokens, int64_t prompt_len, uint64_t se
     return sample;
 }
 
+test_sample test_sample_load(const char *path)
+{
+    test_sample sample = {0};
+    mtp_safetensors *file = NULL;
+    assert_ok(mtp_safetensors_open(path, &file));
+    for (size_t i = 0; i < mtp_safetensors_count(file); i++) {
+        const mtp_safetensors_entry *entry = mtp_safetensors_at(file, i);
+        test_tensor *tensor = test_sample_add(&sample, entry->name, entry->dtype, entry->rank, entry->shape);
+        memcpy(tensor->data, entry->data, entry->size);
+    }
+    for (size_t i = 0; i < mtp_safetensors_metadata_count(file) && i < 8; i++) {
+        const mtp_safetensors_pair pair = mtp_safetensors_metadata_at(file, i);
+        sample.metadata[sample.num_metadata++] =
+            (mtp_safetensors_pair){test_path("%s", pair.key), test_path("%s", pair.value)};
+    }
+    mtp_safetensors_close(file);
+    return sample;
+}
+
 void test_sample_free(test_sample *sample)
 {
     for (int i = 0; i < sample->num_tensors; i++) free(sample->tensors[i].data);

@@ -41,6 +41,8 @@ typedef struct test_sample {
 /* A complete sample of S tokens for the tiny verifier: F32 values that bf16 and f16 hold exactly, I64 ids, U8 mask that
  * is 1 from token `prompt_len` on, metadata hidden_norm = post. */
 test_sample test_sample_make(int64_t num_tokens, int64_t prompt_len, uint64_t seed);
+/* A stored sample with its metadata. */
+test_sample test_sample_load(const char *path);
 void test_sample_free(test_sample *sample);
 /* Fails the test when there is no such tensor. */
 test_tensor *test_sample_find(test_sample *sample, const char *name);

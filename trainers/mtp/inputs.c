@@ -8,11 +8,17 @@
 
 const char *const inputs_hidden_norms[] = {"pre", "post", NULL};
 
-mtp_status inputs_open(const inputs_options *options, inputs *opened)
+mtp_dataset_options inputs_dataset_options(const inputs_options *options)
 {
     mtp_dataset_options dataset = {.hidden_norm = MTP_HIDDEN_UNSET, .logger = program_logger()};
     if (options->hidden_norm)
         dataset.hidden_norm = strcmp(options->hidden_norm, "pre") == 0 ? MTP_HIDDEN_PRE : MTP_HIDDEN_POST;
+    return dataset;
+}
+
+mtp_status inputs_open(const inputs_options *options, inputs *opened)
+{
+    const mtp_dataset_options dataset = inputs_dataset_options(options);
     mtp_status status = mtp_verifier_open(options->verifier, options->embedding_from, &opened->verifier);
     if (status == MTP_OK)
         status =

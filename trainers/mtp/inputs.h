@@ -24,6 +24,8 @@ typedef struct inputs {
 /* The choices of --hidden-norm. */
 extern const char *const inputs_hidden_norms[];
 
+/* How the samples are to be opened. */
+mtp_dataset_options inputs_dataset_options(const inputs_options *options);
 /* Close with inputs_close, also after a failure. */
 mtp_status inputs_open(const inputs_options *options, inputs *opened);
 void inputs_close(inputs *opened);

@@ -2,6 +2,7 @@
 #ifndef MTP_MTP_H
 #define MTP_MTP_H
 
+#include "mtp/check.h"
 #include "mtp/comm.h"
 #include "mtp/context.h"
 #include "mtp/data.h"
