@@ -165,6 +165,7 @@ static mtp__dataset_entry entry_of_row(mtp__shard *shard, int64_t i)
 
 mtp__dataset_entry mtp__dataset_at(const mtp_dataset *dataset, int64_t index)
 {
+    if (dataset->selected) index = dataset->selected[index];
     int64_t low = 0, high = dataset->num_parts - 1; /* the last part that begins at or before the index */
     while (low < high) {
         const int64_t middle = (low + high + 1) / 2;
@@ -414,6 +415,30 @@ static void report(const mtp_dataset *dataset, const mtp_logger *logger)
         mtp_log(logger, MTP_LOG_WARNING, "data: %lld samples have no token that could be a target", (long long)without);
 }
 
+/* Keep the documents of one side. A hash is compared, so nothing depends on what else there is. */
+static mtp_status split(mtp_dataset *dataset, const mtp_dataset_options *options)
+{
+    if (options->split == MTP_SPLIT_NONE) return MTP_OK;
+    uint32_t *selected = malloc((size_t)dataset->count * sizeof *selected + 1);
+    if (!selected) return MTP_FAIL(MTP_E_MEMORY, "no memory to split %lld samples", (long long)dataset->count);
+    int64_t count = 0, tokens = 0;
+    for (int64_t i = 0; i < dataset->count; i++) {
+        const mtp__dataset_entry entry = mtp__dataset_at(dataset, i);
+        const uint64_t mixed = mtp__fnv1a(MTP__FNV_START, &entry.sample_id, sizeof entry.sample_id);
+        const bool held_out = (double)(mixed >> 11) * 0x1p-53 < options->validation_share;
+        if (held_out != (options->split == MTP_SPLIT_VALIDATION)) continue;
+        selected[count++] = (uint32_t)i;
+        tokens += entry.num_tokens;
+    }
+    mtp_log(options->logger, MTP_LOG_INFO, "data: %lld of %lld samples are for %s", (long long)count,
+            (long long)dataset->count, options->split == MTP_SPLIT_VALIDATION ? "validation" : "training");
+    dataset->selected = selected;
+    dataset->num_tokens = tokens;
+    dataset->count = count;
+    if (count > 0) return MTP_OK;
+    return MTP_FAIL(MTP_E_DATA, "validation_share %g leaves no sample on this side", options->validation_share);
+}
+
 mtp_status mtp__dataset_open(const char *const *paths, int64_t num_paths, const mtp_verifier *verifier,
                              const mtp_dataset_options *options, const mtp__dataset_quarantine *quarantine,
                              mtp_dataset **dataset)
@@ -438,6 +463,11 @@ mtp_status mtp__dataset_open(const char *const *paths, int64_t num_paths, const 
     }
     measure(made);
     report(made, options->logger);
+    status = split(made, options);
+    if (status != MTP_OK) {
+        mtp_dataset_close(made);
+        return status;
+    }
     *dataset = made;
     return MTP_OK;
 }
@@ -447,6 +477,7 @@ mtp_status mtp_dataset_open(const char *const *paths, int64_t num_paths, const m
 {
     MTP_REQUIRE(paths && num_paths >= 1 && verifier && options && dataset);
     MTP_REQUIRE(options->hidden_norm >= MTP_HIDDEN_UNSET && options->hidden_norm <= MTP_HIDDEN_POST);
+    MTP_REQUIRE(options->split == MTP_SPLIT_NONE || (options->validation_share > 0 && options->validation_share < 1));
     return mtp__dataset_open(paths, num_paths, verifier, options, NULL, dataset);
 }
 
@@ -460,6 +491,7 @@ void mtp_dataset_close(mtp_dataset *dataset)
     for (int64_t i = 0; i < dataset->num_parts; i++) mtp__shard_close(dataset->parts[i].shard);
     free(dataset->entries);
     free(dataset->parts);
+    free(dataset->selected);
     free(dataset);
 }
 

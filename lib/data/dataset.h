@@ -32,6 +32,7 @@ typedef struct mtp__dataset_part {
 struct mtp_dataset {
     const mtp_verifier *verifier;
     int64_t count;
+    uint32_t *selected; /* [count] which samples of the parts, when a split leaves some out; NULL: all */
     mtp__dataset_part *parts;
     int64_t num_parts;
     mtp__dataset_entry *entries; /* of sample files only: those of shards are made when they are asked for */

@@ -66,6 +66,12 @@ static bool can_fill(const mtp_loader *loader)
            find_slot(loader, SLOT_FREE) != NULL;
 }
 
+/* Batches of each rank. */
+static int64_t share(const mtp_loader *loader, const mtp__plan *plan)
+{
+    return plan->num_batches / loader->options.world_size;
+}
+
 /* Read batch (epoch, index) into the slot; an index behind the last becomes the first of the next epoch. Without the
  * mutex. */
 static mtp_status fill_slot(mtp_loader *loader, slot *target)
@@ -75,11 +81,11 @@ static mtp_status fill_slot(mtp_loader *loader, slot *target)
             mtp__plan_free(&loader->plan);
             MTP_TRY(mtp__plan_create(loader->dataset, &loader->options, target->epoch, &loader->plan));
         }
-        if (target->index < loader->plan.num_batches) break;
+        if (target->index < share(loader, &loader->plan)) break;
         target->epoch++;
         target->index = 0;
     }
-    target->plan = loader->plan.batches[target->index];
+    target->plan = loader->plan.batches[target->index * loader->options.world_size + loader->options.rank];
     return mtp__batch_fill(target->batch, loader->plan.items + target->plan.begin,
                            target->plan.end - target->plan.begin, true, true);
 }
@@ -191,6 +197,8 @@ mtp_status mtp_loader_create(const mtp_dataset *dataset, const mtp_loader_option
 {
     MTP_REQUIRE(dataset && options && loader);
     MTP_REQUIRE(options->tokens_per_batch >= 1);
+    MTP_REQUIRE(options->rank >= 0 &&
+                (options->rank < options->world_size || (!options->rank && !options->world_size)));
     MTP_REQUIRE(options->prefetch >= 1 && options->prefetch <= 65536);
     MTP_REQUIRE(options->overlong >= MTP_OVERLONG_ERROR && options->overlong <= MTP_OVERLONG_SKIP);
     *loader = NULL;
@@ -198,8 +206,14 @@ mtp_status mtp_loader_create(const mtp_dataset *dataset, const mtp_loader_option
     if (!made) return MTP_FAIL(MTP_E_MEMORY, "no memory for the loader");
     made->dataset = dataset;
     made->options = *options;
+    if (options->world_size == 0) made->options.world_size = 1;
     mtp_status status =
         mtp__plan_create(dataset, options, 0, &made->plan); /* says now what is wrong with every epoch */
+    if (status == MTP_OK && share(made, &made->plan) == 0)
+        status = MTP_FAIL(MTP_E_DATA,
+                          "%lld batches cannot be shared by %lld processes; give more data, fewer processes or a "
+                          "smaller tokens_per_batch",
+                          (long long)made->plan.num_batches, (long long)options->world_size);
     if (status == MTP_OK) status = create_slots(made);
     if (status == MTP_OK) report(made);
     if (status == MTP_OK) status = start(made);
@@ -232,7 +246,7 @@ mtp_status mtp_loader_batches(const mtp_loader *loader, int64_t epoch, int64_t *
     MTP_REQUIRE(loader && epoch >= 0 && count);
     mtp__plan plan;
     MTP_TRY(mtp__plan_create(loader->dataset, &loader->options, epoch, &plan));
-    *count = plan.num_batches;
+    *count = share(loader, &plan);
     mtp__plan_free(&plan);
     return MTP_OK;
 }

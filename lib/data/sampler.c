@@ -8,12 +8,34 @@
 /* Keeps the sampler's numbers apart from those of other users of the seed. */
 static const uint64_t SAMPLER_STREAM = UINT64_C(0x73616d706c657200); /* "sampler" */
 
+/* Blocks of neighbours in a random order, then the samples of each window of blocks in a random order. `order` holds
+ * 0, 1, 2, ...; what is written is never behind what is read, since a window is taken out before it is filled. */
+static void shuffle_blocks(mtp__rng *rng, uint32_t count, uint32_t *order)
+{
+    const uint32_t num_blocks = (count + MTP__SHUFFLE_BLOCK - 1) / MTP__SHUFFLE_BLOCK;
+    uint32_t window[MTP__SHUFFLE_WINDOW], place[MTP__SHUFFLE_WINDOW], written = 0;
+    uint32_t *blocks = order + count - num_blocks; /* the end of the order is free until the last window */
+    mtp__rng_permutation(rng, num_blocks, blocks);
+    for (uint32_t block = 0; block < num_blocks;) {
+        uint32_t length = 0;
+        for (int i = 0; i < MTP__SHUFFLE_WINDOW / MTP__SHUFFLE_BLOCK && block < num_blocks; i++, block++) {
+            const uint32_t first = blocks[block] * MTP__SHUFFLE_BLOCK;
+            for (uint32_t j = first; j < count && j < first + MTP__SHUFFLE_BLOCK; j++) window[length++] = j;
+        }
+        mtp__rng_permutation(rng, length, place);
+        for (uint32_t i = 0; i < length; i++) order[written++] = window[place[i]];
+    }
+}
+
 void mtp__sampler_order(uint64_t seed, int64_t epoch, bool shuffle, uint32_t count, uint32_t *order)
 {
     for (uint32_t i = 0; i < count; i++) order[i] = i;
     if (!shuffle) return;
     mtp__rng rng = mtp__rng_make(seed, SAMPLER_STREAM + (uint64_t)epoch);
-    mtp__rng_permutation(&rng, count, order);
+    if (count <= MTP__SHUFFLE_WINDOW)
+        mtp__rng_permutation(&rng, count, order);
+    else
+        shuffle_blocks(&rng, count, order);
 }
 
 static mtp_status too_long(const mtp__dataset_entry *entry, int64_t budget)

@@ -5,6 +5,10 @@
 
 #include "data/batch.h"
 
+/* More samples than a window are shuffled by blocks of neighbours, so that a store is read in large pieces: windows of
+ * eight blocks from anywhere, the samples of a window in any order. Fewer are permuted as a whole. */
+enum { MTP__SHUFFLE_BLOCK = 64, MTP__SHUFFLE_WINDOW = 512 };
+
 /* The order of `count` samples in an epoch: a permutation by (seed, epoch), or 0, 1, 2, ... */
 void mtp__sampler_order(uint64_t seed, int64_t epoch, bool shuffle, uint32_t count, uint32_t *order);
 

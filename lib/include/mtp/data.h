@@ -17,10 +17,16 @@ typedef enum mtp_hidden_norm { MTP_HIDDEN_UNSET, MTP_HIDDEN_PRE, MTP_HIDDEN_POST
 /* What to do with a document longer than the token budget of a batch. */
 typedef enum mtp_overlong { MTP_OVERLONG_ERROR, MTP_OVERLONG_TRUNCATE, MTP_OVERLONG_SKIP } mtp_overlong;
 
+typedef enum mtp_split { MTP_SPLIT_NONE, MTP_SPLIT_TRAINING, MTP_SPLIT_VALIDATION } mtp_split;
+
 typedef struct mtp_dataset_options {
     mtp_hidden_norm hidden_norm; /* what an unlabelled file holds; UNSET: an unlabelled file is an error that shows both
                                     choices. A label in a file that contradicts a setting is an error */
     const mtp_logger *logger;    /* counts and warnings while opening; NULL: silent */
+    /* Which documents are taken. With VALIDATION those whose hash of token ids falls into the share, in (0, 1); with
+     * TRAINING the others. A document stays on its side whatever is added to the data, and all copies of it do. */
+    mtp_split split;
+    double validation_share;
 } mtp_dataset_options;
 
 typedef struct mtp_dataset mtp_dataset;
@@ -79,8 +85,11 @@ MTP_API void mtp_batch_free(mtp_batch *batch); /* accepts NULL */
 typedef struct mtp_loader_options {
     int64_t tokens_per_batch; /* token budget of a packed batch, >= 1 */
     mtp_overlong overlong;
-    bool shuffle; /* order by (seed, epoch); else the order of the data set */
+    bool shuffle; /* order by (seed, epoch), by blocks of neighbours where there are many; else that of the data set */
     uint64_t seed;
+    int64_t world_size, rank; /* of several processes that share an epoch: of each world_size batches in a row rank r
+                                 takes number r, and what is left at the end is left out, so that all have the same
+                                 number and none sees another's. 0, 0: alone */
     int64_t prefetch;         /* batches read ahead by the loader's thread, >= 1 */
     const mtp_logger *logger; /* what an epoch looks like, at creation; NULL: silent */
 } mtp_loader_options;
