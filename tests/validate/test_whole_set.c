@@ -4,6 +4,7 @@
 #include "samples.h"
 
 #include "mtp/check.h"
+#include "pack.h"
 
 #define SAMPLE MTP_TEST_DATA "/sample"
 enum { SAMPLES = 6 };
@@ -54,6 +55,44 @@ static void clean_data_pass(void **state)
     expect_clean(SAMPLE "/train", MTP_HIDDEN_UNSET, 100);
     expect_clean(SAMPLE "/eval", MTP_HIDDEN_UNSET, 20);
     expect_clean(SAMPLE "/raw", MTP_HIDDEN_PRE, 6);
+}
+
+/* What was packed is checked from its shards; fp8 has a tolerance of its own. */
+static void packed_data_pass(void **state)
+{
+    (void)state;
+    const char *inputs[] = {SAMPLE "/raw"};
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        const char *dir = test_path("%s/packed", test_dir());
+        mtp_pack_options options = test_pack_options(inputs, 1, verifier);
+        mtp_pack_summary summary;
+        options.hidden_norm = MTP_HIDDEN_PRE;
+        options.fp8 = fp8 != 0;
+        assert_ok(mtp_pack(dir, &options, &summary));
+        expect_clean(dir, MTP_HIDDEN_UNSET, 6);
+    }
+}
+
+/* A shard whose bytes were changed in the middle: NaN in some field. */
+static void damaged_shard(void **state)
+{
+    (void)state;
+    const char *inputs[] = {SAMPLE "/raw"}, *dir = test_path("%s/packed", test_dir());
+    const char *path = test_path("%s/shard-00000.h5", dir);
+    mtp_pack_options options = test_pack_options(inputs, 1, verifier);
+    mtp_pack_summary summary;
+    options.hidden_norm = MTP_HIDDEN_PRE;
+    assert_ok(mtp_pack(dir, &options, &summary));
+    size_t size;
+    char *bytes = test_read(path, &size);
+    memset(bytes + size / 2, 0xff, 64);
+    test_write(path, bytes, size);
+    free(bytes);
+    mtp_check_report report = check(dir, MTP_HIDDEN_UNSET);
+    assert_int_equal(report.num_bad, 1);
+    assert_int_equal(report.bad[0].finding.reason, MTP_CHECK_NONFINITE);
+    assert_true(report.bad[0].finding.index >= 0);
+    mtp_check_report_free(&report);
 }
 
 static void wrong_norm_setting(void **state)
@@ -180,6 +219,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(clean_data_pass),
+        cmocka_unit_test(packed_data_pass),
+        cmocka_unit_test(damaged_shard),
         cmocka_unit_test(wrong_norm_setting),
         cmocka_unit_test(shifts_that_all_samples_share),
         cmocka_unit_test(too_little_data),
