@@ -153,6 +153,28 @@ def read_jsonl(path):
             yield number, value
 
 
+def keep_settings(record, settings):
+    """Writes the settings of an extraction beside its results, or refuses others than those that are there."""
+    if not record.exists():
+        write_text(record, json.dumps(settings, indent=1, sort_keys=True) + "\n")
+        return
+    try:
+        old = json.loads(record.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ExtractError(f"{record}: no JSON ({error}); give another name for the results") from None
+    differ = [key for key in sorted(old.keys() | settings.keys()) if old.get(key) != settings.get(key)]
+    if differ:
+        says = "; ".join(f"{key} was {old.get(key)!r}, is {settings.get(key)!r}" for key in differ)
+        raise ExtractError(f"{record}: was begun with other settings: {says}. Give another name for the results")
+
+
+def cut_half_line(path):
+    """Takes away what an interrupted run left behind the last whole line."""
+    with open(path, "rb+") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+
+
 class Folder:
     """An output folder: one program at a time (per `part`), one set of settings, whole files only."""
 
@@ -166,20 +188,9 @@ class Folder:
             raise ExtractError(f"{self.path}: another extraction writes here (part {part}); wait for it, or give another "
                                "folder") from None
         record = self.path / "extraction.json"
-        wanted = json.dumps(settings, indent=1, sort_keys=True) + "\n"
-        if record.exists():
-            try:
-                old = json.loads(record.read_text(encoding="utf-8"))
-            except json.JSONDecodeError as error:
-                raise ExtractError(f"{record}: no JSON ({error}); remove the folder or give another one") from None
-            differ = [key for key in sorted(old.keys() | settings.keys()) if old.get(key) != settings.get(key)]
-            if differ:
-                says = "; ".join(f"{key} was {old.get(key)!r}, is {settings.get(key)!r}" for key in differ)
-                raise ExtractError(f"{record}: the folder was begun with other settings: {says}. Give another folder")
-        elif any(self.path.glob("*.safetensors")):
+        if not record.exists() and any(self.path.glob("*.safetensors")):
             raise ExtractError(f"{self.path}: has samples but no extraction.json; give an empty folder")
-        else:
-            write_text(record, wanted)
+        keep_settings(record, settings)
 
     def remove_remains(self, name):
         """Temporary files of `name` that an interrupted run left. Only under the lock is nobody writing them."""

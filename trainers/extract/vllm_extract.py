@@ -21,10 +21,11 @@ HERE = str(pathlib.Path(__file__).resolve().parent)
 # the engine's processes import the connector by name
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
 
+from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
 from prompts import Reader, seed_of
-from samples import ExtractError, Folder, Progress, check_config, read_jsonl, run_program
+from samples import ExtractError, Folder, Progress, check_config, cut_half_line, keep_settings, read_jsonl, run_program
 
 
 def parse():
@@ -33,7 +34,7 @@ def parse():
     parser.add_argument("step", choices=("generate", "extract"))
     parser.add_argument("--verifier", required=True, metavar="DIR")
     parser.add_argument("--prompts", required=True, metavar="FILE", help="JSONL, see extract_hf.py --help")
-    parser.add_argument("--texts", metavar="FILE", help="generate: the JSONL file to write; while it grows, FILE.part")
+    parser.add_argument("--texts", metavar="FILE", help="generate: the JSONL file to write; while it grows, FILE.part; FILE.settings keeps the settings")
     parser.add_argument("--out", metavar="DIR", help="extract: the folder of samples")
     parser.add_argument("--max-length", type=int, default=4096, metavar="N", help="longest document in tokens (default 4096)")
     parser.add_argument("--max-new-tokens", type=int, default=512, metavar="N", help="generate: longest continuation (default 512)")
@@ -88,6 +89,11 @@ def generate(args, reader):
     part = pathlib.Path(args.texts + ".part")
     if pathlib.Path(args.texts).exists():
         raise ExtractError(f"{args.texts}: is there already; remove it to write it anew")
+    keep = ("max_new_tokens", "temperature", "top_p", "seed", "ignore_eos", "regenerate", "dtype", "template_options")
+    keep_settings(pathlib.Path(args.texts + ".settings"), {key: getattr(args, key) for key in keep} | {
+        "verifier": pathlib.Path(args.verifier).resolve().name})
+    if part.exists():
+        cut_half_line(part)
     done = {line["line"] for _, line in read_jsonl(part)} if part.exists() else set()
     documents = [reader.document(*entry) for entry in reader.lines() if entry[0] not in done]
     documents = [document for document in documents if not too_long(document, args.max_length - 1)]
@@ -120,6 +126,13 @@ def wait_for(paths, seconds=120):
         time.sleep(0.02)
 
 
+def check_text(path, document):
+    with safe_open(path, "pt") as file:
+        if file.get_tensor("token_ids").tolist() != document.ids or file.get_tensor("loss_mask").tolist() != document.mask:
+            raise ExtractError(f"{document.where}: the text is not the one that {path} was made from; give the old file, or another "
+                               "--out")
+
+
 def extract(args, reader, text):
     from vllm import SamplingParams
     folder = Folder(args.out, {"program": "vllm_extract.py", "verifier": pathlib.Path(args.verifier).resolve().name,
@@ -128,10 +141,11 @@ def extract(args, reader, text):
     for index, number, line in reader.lines():
         path = folder.path / f"sample_{index:06d}.safetensors"
         folder.remove_remains(path.name)
+        document = reader.document(index, number, line)
         if path.exists():
+            check_text(path, document)
             there += 1
             continue
-        document = reader.document(index, number, line)
         if not too_long(document, args.max_length):
             documents.append((path, document))
     llm = engine(args, speculative_config={
