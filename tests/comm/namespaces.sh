@@ -18,7 +18,7 @@ if [ -z "${MTP_IN_NAMESPACE:-}" ]; then
     [ "$(id -u)" -eq 0 ] || flags=(-Urnm)
     reason=$(unshare "${flags[@]}" true 2>&1) || skip "network namespaces are forbidden here: $reason"
     # of its own process group and namespace: whatever is left ends with it
-    MTP_IN_NAMESPACE=1 exec unshare "${flags[@]}" --pid --fork --kill-child "$0" "$mtprun" "$program"
+    MTP_IN_NAMESPACE=1 exec unshare "${flags[@]}" --pid --fork --mount-proc --kill-child "$0" "$mtprun" "$program"
 fi
 
 cable()
