@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false TQD
 
 build()
 {
-    bash .ci/deps.sh build peers && cmake --preset release && cmake --build --preset release --target mtp golden -j "$jobs"
+    bash .ci/deps.sh build peers && cmake --preset release && cmake --build --preset release --target mtp mtprun golden test_cli_mtprun -j "$jobs"
 }
 
 # A short run: its export, a checkpoint and its events are what the peers read.
@@ -78,6 +78,7 @@ if check "build" build && check "environment" bash tests/peers/environment.sh &&
     check "we read a file of safetensors" read_theirs
     check "export of an untrained drafter is the file that safetensors wrote" untrained_export
     check "h5py reads a packed store" read_store
+    check "torchrun and mtprun start each other's programs" bash tests/peers/torchrun.sh "${python%/bin/python}" build
     check "tensorboard reads the events" "$python" tests/peers/tensorboard_events.py "$work/run"
     if check "environment of the extraction" bash tests/peers/environment.sh extract; then
         python=$(bash tests/peers/environment.sh extract | tail -n 1)/bin/python
