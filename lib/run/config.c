@@ -305,8 +305,10 @@ static mtp_status check_length(const mtp_train_config *c)
 
 static mtp_status check_evaluation(const mtp_train_config *c)
 {
-    if (c->eval_steps > 0 && c->eval_data.count == 0)
-        return mtp__config_fail(c, "eval_steps", "needs eval_data, in [data]");
+    if (c->validation_share > 0 && c->eval_data.count > 0)
+        return mtp__config_fail(c, "validation_share", "eval_data is given too; use one of them");
+    if (c->eval_steps > 0 && !mtp__config_evaluates(c))
+        return mtp__config_fail(c, "eval_steps", "needs eval_data or validation_share, in [data]");
     if (c->keep_best && c->eval_steps == 0) return mtp__config_fail(c, "keep_best", "needs eval_steps, in [train]");
     if (c->patience > 0 && c->eval_steps == 0) return mtp__config_fail(c, "patience", "needs eval_steps, in [train]");
     return MTP_OK;

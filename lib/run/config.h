@@ -58,6 +58,12 @@ void mtp__config_value(mtp__text *text, const mtp_train_config *config, const mt
  * when there are comments. */
 void mtp__config_write(mtp__text *text, const mtp_train_config *values, bool comments);
 
+/* Is there anything to evaluate on? */
+static inline bool mtp__config_evaluates(const mtp_train_config *config)
+{
+    return config->eval_data.count > 0 || config->validation_share > 0;
+}
+
 /* The parts of a configuration as other modules take them. */
 mtp_step_config mtp__config_step(const mtp_train_config *config);
 mtp_adamw_config mtp__config_adamw(const mtp_train_config *config);

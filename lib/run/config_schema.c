@@ -34,9 +34,13 @@ static const mtp__field fields[] = {
              "nor gradient norm. A pattern that matches nothing is an error."},
 
     {KEY("data", train_data, STRINGS), .value = "[]", .example = "[\"data/train\"]", FREE,
-     .help = "Sample files, or directories with *.safetensors files, to train on."},
+     .help = "What to train on: stores that mtp pack wrote, directories with *.safetensors files, or single files of either."},
     {KEY("data", eval_data, STRINGS), .value = "[]", FREE,
      .help = "The same to measure acceptance and loss on; []: no evaluation."},
+    {KEY("data", validation_share, REAL), .value = "0.0", RANGE(0, 0.9), SAME,
+     .help = "Share of the documents of train_data that is not trained on but takes the place of eval_data, which is "
+             "then []. A hash of its tokens decides for each document, so none changes sides when data is added; 0: "
+             "none."},
     {KEY("data", hidden_norm, CHOICE), .value = "\"label\"", .choices = hidden_norms, SAME,
      .help = "What hidden states of files without a label are: before (\"pre\") or after (\"post\") the verifier's "
              "final norm. \"label\": every file must say it. A label that contradicts the setting is an error."},

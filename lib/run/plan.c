@@ -110,7 +110,7 @@ static mtp_status plan_training(const mtp_train_config *c, const mtp_drafter_con
 static mtp_status plan_evaluation(const mtp_train_config *c, const mtp_drafter_config *drafter,
                                   const mtp_verifier_config *verifier, const mtp_context *context, mtp_plan *plan)
 {
-    if (c->eval_data.count == 0) return MTP_OK;
+    if (!mtp__config_evaluates(c)) return MTP_OK;
     uint64_t bytes = 0;
     for (int feeding = MTP_FEED_TEACHER; feeding <= MTP_FEED_SELF; feeding++) {
         mtp__arena arena;

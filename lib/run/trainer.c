@@ -101,9 +101,12 @@ static mtp_status open_optimizer(mtp__trainer *t)
 
 /* ---- data ----------------------------------------------------------------------------------------------------- */
 
-static mtp_status open_dataset(const mtp__trainer *t, const mtp_strings *paths, mtp_dataset **dataset)
+static mtp_status open_dataset(const mtp__trainer *t, const mtp_strings *paths, mtp_split side, mtp_dataset **dataset)
 {
-    const mtp_dataset_options options = {.hidden_norm = (mtp_hidden_norm)t->config->hidden_norm, .logger = t->logger};
+    const mtp_dataset_options options = {.hidden_norm = (mtp_hidden_norm)t->config->hidden_norm,
+                                         .logger = t->logger,
+                                         .split = side,
+                                         .validation_share = t->config->validation_share};
     return mtp_dataset_open((const char *const *)paths->items, paths->count, t->verifier, &options, dataset);
 }
 
@@ -117,8 +120,13 @@ static mtp_status open_data(mtp__trainer *t)
                                         .seed = (uint64_t)c->seed,
                                         .prefetch = c->prefetch + c->gradient_accumulation_steps - 1,
                                         .logger = t->logger};
-    MTP_TRY_AT(open_dataset(t, &c->train_data, &t->train_data), "train_data");
-    if (c->eval_data.count) MTP_TRY_AT(open_dataset(t, &c->eval_data, &t->eval_data), "eval_data");
+    const bool split = c->validation_share > 0;
+    MTP_TRY_AT(open_dataset(t, &c->train_data, split ? MTP_SPLIT_TRAINING : MTP_SPLIT_NONE, &t->train_data),
+               "train_data");
+    if (split)
+        MTP_TRY_AT(open_dataset(t, &c->train_data, MTP_SPLIT_VALIDATION, &t->eval_data), "train_data");
+    else if (c->eval_data.count)
+        MTP_TRY_AT(open_dataset(t, &c->eval_data, MTP_SPLIT_NONE, &t->eval_data), "eval_data");
     return mtp_loader_create(t->train_data, &options, &t->loader);
 }
 

@@ -1,8 +1,10 @@
 /* Protects: `mtp pack`: the store of the shipped samples, its summary and --verify; kill -9 at 50 random moments, after
  * each of which the same command ends with the same bytes; a full disk and a directory that may not be written are said
- * at once; a second packer is refused while the first works. */
+ * at once; a second packer is refused while the first works; 8-bit K/V
+ * keeps the acceptance on the sample to 1 %. */
 #include "support.h"
 
+#include <jansson.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -13,7 +15,7 @@
 #include "pack.h"
 
 #define SAMPLE MTP_TEST_DATA "/sample"
-#define SHARD_SIZE "0.0012" /* GiB: about seven samples a shard */
+#define SHARD_SIZE "0.0015" /* GiB: about eight samples a shard */
 
 static const char *const *command(const char *out)
 {
@@ -41,7 +43,7 @@ static void pack_and_verify(void **state)
 
     run = test_mtp("check", out, "--verifier", SAMPLE "/verifier");
     assert_int_equal(run.exit_code, 0);
-    assert_non_null(strstr(run.out, "20 samples are whole and fit the verifier: 4529 tokens"));
+    assert_non_null(strstr(run.out, "20 samples, 20 good (4529 tokens"));
     test_run_free(&run);
 
     const char *shard = test_path("%s/shard-00001.h5", out);
@@ -67,6 +69,33 @@ static void pack_and_verify(void **state)
     assert_non_null(strstr(run.err, "shard-00001.h5: sample "));
     assert_non_null(strstr(run.err, "checksum of "));
     test_run_free(&run);
+}
+
+/* Of all supervised positions, the drafts that the reference drafter gets accepted. */
+static double accepted_on(const char *data)
+{
+    test_run run = test_mtp("eval", "--model", SAMPLE "/drafter_reference", "--verifier", SAMPLE "/verifier", "--data",
+                            data, "--num-speculative-steps", "3", "--threads", "1", "--json");
+    if (run.exit_code != 0) fail_msg("%s", run.err);
+    json_t *report = json_loads(run.out, 0, NULL);
+    const double accepted = json_number_value(json_object_get(json_object_get(report, "positions"), "mean_accepted"));
+    json_decref(report);
+    test_run_free(&run);
+    return accepted;
+}
+
+/* Positions and not rounds: rounds that begin elsewhere after one changed draft compare other text. */
+static void eight_bits_accept_the_same(void **state)
+{
+    (void)state;
+    const char *out = test_path("%s/store", test_dir());
+    test_run run = test_mtp("pack", out, SAMPLE "/eval", "--verifier", SAMPLE "/verifier", "--kv", "fp8");
+    assert_int_equal(run.exit_code, 0);
+    test_run_free(&run);
+    const double bf16 = accepted_on(SAMPLE "/eval"), fp8 = accepted_on(out);
+    printf("drafts accepted a position: bf16 %.4f, fp8 %.4f (%+.2f %%)\n", bf16, fp8, 100 * (fp8 / bf16 - 1));
+    assert_true(bf16 > 0.4);
+    assert_true(fp8 > 0.99 * bf16 && fp8 < 1.01 * bf16);
 }
 
 /* 31B: ids, mask, 5376 hidden, 2 x (16 x 256 + 4 x 512) K/V in bf16 are 35,333 bytes a token. */
@@ -222,9 +251,13 @@ static void second_packer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pack_and_verify), cmocka_unit_test(plan_of_disk),
-        cmocka_unit_test(wrong_use),       cmocka_unit_test(kill_and_go_on),
-        cmocka_unit_test(full_disk),       cmocka_unit_test(directory_without_permission),
+        cmocka_unit_test(pack_and_verify),
+        cmocka_unit_test(plan_of_disk),
+        cmocka_unit_test(eight_bits_accept_the_same),
+        cmocka_unit_test(wrong_use),
+        cmocka_unit_test(kill_and_go_on),
+        cmocka_unit_test(full_disk),
+        cmocka_unit_test(directory_without_permission),
         cmocka_unit_test(second_packer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -37,8 +37,19 @@ static void same_losses(void **state)
                          test_path("%s/checkpoints/step-00000006", from_store));
 }
 
+/* Documents that are held out are evaluated on, not trained on. */
+static void held_out(void **state)
+{
+    (void)state;
+    const char *run = test_path("%s/run", test_dir()), *data = test_path("train_data=[\"%s\"]", pack_six());
+    test_run_training(run, data, "validation_share=0.4", "max_steps=1");
+    char *metrics = test_train_metrics(run);
+    assert_non_null(strstr(metrics, "eval"));
+    free(metrics);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(same_losses)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(same_losses), cmocka_unit_test(held_out)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,8 +35,9 @@ typedef struct mtp_train_config {
     /* [data] */
     mtp_strings train_data;
     mtp_strings eval_data;
-    int32_t hidden_norm; /* mtp_hidden_norm */
-    int32_t overlong;    /* mtp_overlong */
+    double validation_share; /* of train_data, in place of eval_data; 0: none */
+    int32_t hidden_norm;     /* mtp_hidden_norm */
+    int32_t overlong;        /* mtp_overlong */
     int64_t tokens_per_batch;
     bool shuffle;
     int64_t prefetch;
