@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,14 @@ def mtp(*arguments):
     done = subprocess.run([mtp_program(), *map(str, arguments)], capture_output=True, text=True, check=False)
     check(done.returncode == 0, f"mtp {' '.join(map(str, arguments))}: status {done.returncode}\n{done.stderr}")
     return done.stdout
+
+
+def good(folder, verifier, *options):
+    """mtp check on a folder: (good samples, tokens, supervised tokens). A bad sample fails."""
+    says = mtp("check", folder, "--verifier", verifier, *options)
+    found = re.search(r"(\d+) samples, (\d+) good \((\d+) tokens, (\d+) of them supervised\), 0 bad", says)
+    check(found is not None and found[1] == found[2], f"mtp check {folder}: {says}")
+    return tuple(int(number) for number in found.groups()[1:])
 
 
 def run(main, *arguments):

@@ -11,7 +11,7 @@ import time
 import torch
 from safetensors.torch import load_file
 
-from support import EXTRACT, SAMPLE, check, mtp, refused, run, run_test, write_jsonl
+from support import EXTRACT, SAMPLE, check, good, mtp, refused, run, run_test, write_jsonl
 
 import extract_hf
 from of_sample import FP32, VERIFIER, content, prompts, same, sample
@@ -26,7 +26,8 @@ def reproduces(folder):
     run(extract_hf.main, "--verifier", VERIFIER, "--prompts", lines, "--out", out, "--ignore-eos", *FP32)
     for index in range(COUNT):
         same(sample(out, index), load_file(SAMPLE / f"train/sample_{index:04d}.safetensors"), f"sample {index}")
-    check(f"{COUNT} samples are whole" in mtp("check", out, "--verifier", VERIFIER), "mtp check counts the samples")
+    check(good(out, VERIFIER)[0] == COUNT, "mtp check counts the samples")
+    mtp("pack", folder / "packed", out, "--verifier", VERIFIER, "--max-bad", 0)
     says = json.loads(mtp("eval", "--model", SAMPLE / "drafter_reference", "--verifier", VERIFIER, "--data", out, "--json"))
     check(says["rounds"]["mean_accepted"] > 0.2, f"mtp eval on the samples: {says['rounds']}")
     return lines, out

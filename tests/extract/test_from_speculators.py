@@ -15,7 +15,7 @@ from hs_connectors.transfer import FP8Transfer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from support import SAMPLE, check, mtp, refused, run, run_test
+from support import SAMPLE, check, good, mtp, refused, run, run_test
 
 import extract_hf
 import from_speculators
@@ -83,11 +83,11 @@ def with_their_kv(folder, data):
         check(label(path)["hidden_norm"] == "pre" and label(path)["format"] == "mtp-sample-1", f"label of row {row}")
     (out / "sample_000001.safetensors").unlink()
     check("1 made, 2 there" in run(from_speculators.main, *options), "goes on where it stopped")
-    check("3 samples are whole" in mtp("check", out, "--verifier", VERIFIER), "mtp check on samples")
+    check(good(out, VERIFIER)[0] == 3, "mtp check on samples")
     run(from_speculators.main, "sidecar", data, "--hidden-states", folder / "kv", "--verifier", VERIFIER)
     supervised = sum(int(trained(row)["loss_mask"].sum()) for row in (0, 1, 3))
-    says = mtp("check", folder / "kv", "--verifier", VERIFIER, "--hidden-norm", "pre")
-    check("3 samples are whole" in says and f"{supervised} of them supervised" in says, f"mtp check on the sidecar: {says}")
+    count, _, masked = good(folder / "kv", VERIFIER, "--hidden-norm", "pre")
+    check((count, masked) == (3, supervised), f"mtp check on the sidecar: {count} samples, {masked} supervised tokens")
 
 
 def with_fp8(folder, data):
@@ -105,7 +105,7 @@ def with_fp8(folder, data):
         ours = dequantize_fp8_tensor(made["hidden_states"], made[SCALES_KEY][:, None], torch.float32)
         check(torch.equal(ours, theirs.get_cached(row)["hidden_states"][:, -1]), f"row {row}: fp8 values differ")
         check(all(torch.equal(made[key], trained(row)[key]) for key in KV), f"row {row}: K/V of --kv differ")
-    check("4 samples are whole" in mtp("check", out, "--verifier", VERIFIER), "mtp check on fp8 samples")
+    check(good(out, VERIFIER)[0] == 4, "mtp check on fp8 samples")
     says = json.loads(mtp("eval", "--model", SAMPLE / "drafter_reference", "--verifier", VERIFIER, "--data", out, "--json"))
     check(says["rounds"]["mean_accepted"] > 0.2, f"mtp eval on fp8 samples: {says['rounds']}")
 
