@@ -18,7 +18,9 @@ static bool parse(int argc, char **argv, inspect_options *options, int *exit_cod
     const args_positional positionals[] = {
         {.name = "PATH",
          .target = &options->path,
-         .help = "A safetensors file, a sample, or a directory: samples, drafter, verifier, checkpoint or run."},
+         .help =
+             "A safetensors file, a sample, or a directory: samples, a packed store, drafter, verifier, checkpoint or "
+             "run."},
     };
     const args_option table[] = {
         {.name = "strict",
