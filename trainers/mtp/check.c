@@ -22,7 +22,8 @@ static bool parse(int argc, char **argv, check_options *options, int *exit_code)
 {
     const args_positional data = {.name = "DATA",
                                   .target = &options->inputs.data,
-                                  .help = "Directories with samples, or single sample files.",
+                                  .help =
+                                      "Directories with samples or packed by mtp pack, single sample files or shards.",
                                   .many = true};
     const args_option table[] = {
         {.name = "verifier",
@@ -35,22 +36,23 @@ static bool parse(int argc, char **argv, check_options *options, int *exit_code)
          .kind = ARGS_STRING,
          .target = &options->drafter,
          .value = "DIR",
-         .help = "Check that this drafter was made for the verifier: widths, vocabulary, K/V geometry, window."},
+         .help = "Without --leak: check that this drafter was made for the verifier: widths, vocabulary, K/V geometry, "
+                 "window."},
         {.name = "max-bad",
          .kind = ARGS_REAL,
          .target = &options->max_bad,
          .value = "SHARE",
          .min = 0,
          .max = 1,
-         .help = "Exit with 3 when a larger share of the samples is bad. Default 0.01."},
+         .help = "Without --leak: exit with 3 when a larger share of the samples is bad. Default 0.01."},
         {.name = "json",
          .kind = ARGS_FLAG,
          .target = &options->json,
-         .help = "Print one JSON object on one line instead of the table."},
+         .help = "Without --leak: print one JSON object on one line instead of the table."},
         {.name = "structure-only",
          .kind = ARGS_FLAG,
          .target = &options->structure_only,
-         .help = "Leave out what rests on the verifier's weights: for numbers that no verifier wrote."},
+         .help = "Without --leak: leave out what rests on the verifier's weights: for numbers that no verifier wrote."},
         {.name = "leak",
          .kind = ARGS_STRING,
          .target = &options->inputs.model,
