@@ -142,6 +142,15 @@ static void add_value(mtp__text *text, const json_t *value)
     free(dumped);
 }
 
+/* The settings of a run, one a line, as a configuration has them. */
+static void add_settings(mtp__text *text, json_t *settings)
+{
+    const char *key;
+    json_t *value;
+    mtp__text_add(text, "%zu\n", json_object_size(settings));
+    json_object_foreach(settings, key, value) mtp__text_add(text, "    %s = %s\n", key, json_string_value(value));
+}
+
 static mtp_status render_text(const mtp__inspector *inspector, mtp_inspection *inspection)
 {
     mtp__text text = {0};
@@ -152,10 +161,11 @@ static mtp_status render_text(const mtp__inspector *inspector, mtp_inspection *i
     json_object_foreach(inspector->facts, name, value)
     {
         mtp__text_add(&text, "  %-22s ", name);
-        if (strcmp(name, "settings") == 0)
-            mtp__text_add(&text, "%zu, listed by --json; config.toml of the run has them too", json_object_size(value));
-        else
-            add_value(&text, value);
+        if (strcmp(name, "settings") == 0) {
+            add_settings(&text, value);
+            continue;
+        }
+        add_value(&text, value);
         mtp__text_add(&text, "\n");
     }
     json_array_foreach(inspector->problems, index, value)
