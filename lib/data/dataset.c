@@ -265,6 +265,7 @@ static mtp_status add_sample(mtp_dataset *dataset, const char *path, const openi
     mtp_safetensors_close(file);
     if (!how->quarantine || !is_bad_sample(status)) return status;
     drop_entry(dataset);
+    (void)mtp__sidecar_find(how->sidecar, mtp__path_name(path)); /* a line for a bad sample is not without a file */
     how->quarantine->refuse(how->quarantine->user, path, mtp_last_error());
     return MTP_OK;
 }

@@ -128,6 +128,22 @@ static void wrong_use(void **state)
     test_run_free(&run);
 }
 
+/* A sample that cannot be read is bad; its line in the sidecar has a file all the same. */
+static void bad_sample_with_a_sidecar(void **state)
+{
+    (void)state;
+    const char *directory = test_path("%s/raw", test_dir());
+    test_copy(SAMPLE "/raw", directory);
+    test_write(test_path("%s/sample_0001.safetensors", directory), "x", 1);
+    test_run run =
+        test_mtp("check", directory, "--verifier", SAMPLE "/verifier", "--hidden-norm", "pre", "--max-bad", "1");
+    assert_int_equal(run.exit_code, 0);
+    assert_non_null(strstr(run.out, "sample_0001.safetensors"));
+    assert_non_null(strstr(run.out, "6 samples, 5 good"));
+    assert_null(strstr(run.err, "is not there"));
+    test_run_free(&run);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -135,6 +151,7 @@ int main(void)
         cmocka_unit_test(one_sample_has_no_other_document),
         cmocka_unit_test(samples_are_read_whole),
         cmocka_unit_test(bad_samples_are_named),
+        cmocka_unit_test(bad_sample_with_a_sidecar),
         cmocka_unit_test(report_as_json),
         cmocka_unit_test(drafter_of_another_size),
         cmocka_unit_test(wrong_use),
