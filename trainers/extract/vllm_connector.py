@@ -22,7 +22,8 @@ with pictures, sound, embeddings or a LoRA is served and not extracted; the log 
 
 Run with vLLM 0.32.0 on a CPU (bench/results/extraction.md): chunked prefill, several prompts at once, prompts longer than
 the window, equal to extract_hf.py. NOT run, for want of machines: a GPU (so the copies to pinned memory and the piecewise
-CUDA graphs are untested), tensor parallelism above 1 (the joining of heads is tested by itself), vLLM 0.33.
+CUDA graphs are untested), tensor parallelism above 1 (the joining of heads is tested by itself), vLLM 0.33; and the launch
+line above: the command `vllm serve` of the CPU build does not start, the same settings ran through vllm.LLM.
 
 How: the K and V that enter attention of the two layers are copied while the layer runs, before they go to the cache: freed
 blocks of the sliding layers and the cache's layout do not matter. Hidden states are read from vLLM's own cache group for
