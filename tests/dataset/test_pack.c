@@ -1,4 +1,5 @@
-/* Protects: packing: the store gives the batches of the samples it was made of, in every variant; the bytes depend on
+/* Protects: packing: the store gives the batches of the samples it was made of, in every variant,
+ * and the loader what rows of training see of them; the bytes depend on
  * nothing but input and settings; an interrupted packing goes on to the same bytes; bad samples are listed with their
  * reason and no more than allowed; another packing, a second packer and a finished store are told apart. */
 #include "support.h"
@@ -162,6 +163,44 @@ static void store_gives_the_same_batches(void **state)
     assert_fails(mtp_dataset_open(twice, 2, w->verifier, &data, &mixed), MTP_E_CONFIG, "given twice");
     const mtp_dataset_options pre = {.hidden_norm = MTP_HIDDEN_PRE};
     assert_fails(mtp_dataset_open(twice, 1, w->verifier, &pre, &mixed), MTP_E_CONFIG, "post");
+}
+
+/* Rows of training stand from token 1 on before the first target: with any number of draft steps no row sees local K/V
+ * farther back than the window, nor anything behind the last row. */
+static void loader_reads_what_rows_see(void **state)
+{
+    const world *w = *state;
+    enum { S = 300, TARGET = 200, END = 250 };
+    const char *dir = test_dir(), *out = test_path("%s/store", test_dir());
+    test_sample sample = test_sample_make(S, TARGET, 77);
+    for (int64_t i = END; i < S; i++) test_tensor_set(test_sample_find(&sample, "loss_mask"), i, 0);
+    test_sample_write(&sample, test_path("%s/long.safetensors", dir));
+    test_sample_free(&sample);
+    mtp_pack_options options = test_pack_options(&dir, 1, w->verifier);
+    pack_ok(out, &options);
+    mtp_dataset *store = open_data(w, out);
+    const mtp_loader_options load = {.tokens_per_batch = S, .prefetch = 1};
+    const mtp_batch *seen = NULL;
+    mtp_loader *loader = NULL;
+    mtp_batch *whole = NULL;
+    int64_t zero = 0, epoch, index;
+    assert_ok(mtp_loader_create(store, &load, &loader));
+    assert_ok(mtp_loader_next(loader, &seen, &epoch, &index));
+    assert_ok(mtp_batch_collate(store, &zero, 1, true, &whole));
+    same_values(seen->hidden_states, whole->hidden_states, 0.0f);
+    for (int type = 0; type < MTP_LAYER_TYPES; type++) {
+        const int64_t width = mtp_view_count(whole->kv[type]) / S;
+        const int64_t begin = type == MTP_LAYER_SLIDING ? TARGET - 1 - 64 - TINY_WINDOW : 0, end = END - 2;
+        for (int64_t t = 0; t < S; t++)
+            for (int64_t i = 0; i < width; i++) {
+                const float expected = t >= begin && t < end ? real_at(whole->kv[type], t * width + i) : 0.0f;
+                assert_true(real_at(seen->kv[type], t * width + i) == expected);
+            }
+    }
+    mtp_loader_release(loader, seen);
+    mtp_batch_free(whole);
+    mtp_loader_free(loader);
+    mtp_dataset_close(store);
 }
 
 static void eight_bits(void **state)
@@ -386,6 +425,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(store_gives_the_same_batches, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(loader_reads_what_rows_see, set_up, tear_down),
         cmocka_unit_test_setup_teardown(eight_bits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(teacher, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bytes_depend_on_input_alone, set_up, tear_down),
