@@ -79,7 +79,7 @@ static void release(mtp__step *step)
     free(step->host_floats);
     free(step->host_bytes);
     free(step->centroid_of);
-    mtp__arena_destroy(&step->arena);
+    mtp__arena_unwrap(&step->arena);
     if (step->memory) step->context->ops->memory_free(step->context->device, step->memory);
 }
 
@@ -113,8 +113,8 @@ static mtp_status build(mtp__step *step, const mtp_drafter *drafter)
     mtp__arena_measure(&measured);
     MTP_TRY(map_centroids(step));
     MTP_TRY(mtp__step_layout(step, &drafter->config, &measured));
-    MTP_TRY(step->context->ops->memory_alloc(step->context->device, measured.high_water, &step->memory));
-    mtp__arena_wrap(&step->arena, step->memory, measured.high_water);
+    MTP_TRY(step->context->ops->memory_alloc(step->context->device, measured.used, &step->memory));
+    mtp__arena_wrap(&step->arena, step->memory, measured.used);
     return mtp__step_layout(step, &drafter->config, &step->arena);
 }
 

@@ -98,12 +98,8 @@ static mtp_status plan_training(const mtp_train_config *c, const mtp_drafter_con
     mtp__arena arena;
     const mtp_step_config step = mtp__config_step(c);
     MTP_TRY(mtp__step_plan(drafter, context, &step, MTP__STEP_TRAIN, &arena));
-    uint64_t labelled = 0;
-    for (int32_t i = 0; i < arena.num_labels; i++) {
-        labelled += arena.labels[i].bytes;
+    for (int32_t i = 0; i < arena.num_labels; i++)
         MTP_TRY(add(plan, arena.labels[i].label, arena.labels[i].bytes, false, "training step"));
-    }
-    if (arena.high_water > labelled) return add(plan, "alignment", arena.high_water - labelled, false, "training step");
     return MTP_OK;
 }
 
@@ -117,7 +113,7 @@ static mtp_status plan_evaluation(const mtp_train_config *c, const mtp_drafter_c
         mtp_step_config step = mtp__config_step(c);
         step.feeding = (mtp_feeding)feeding;
         MTP_TRY(mtp__step_plan(drafter, context, &step, MTP__STEP_EVALUATE, &arena));
-        bytes += arena.high_water;
+        bytes += arena.used;
     }
     bytes += batch_bytes(verifier, EVAL_TOKENS) + rows_bytes(EVAL_TOKENS, c->num_speculative_steps);
     return add(plan, "evaluation", bytes, false, "two steps without backward, and a batch");

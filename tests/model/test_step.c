@@ -205,11 +205,11 @@ static void the_plan_is_what_a_step_takes(void **state)
     assert_ok(mtp__step_plan(&drafter->config, f.context, &config, MTP__STEP_EVALUATE, &evaluation));
     config.rows_per_chunk = 64;
     assert_ok(mtp__step_plan(&drafter->config, f.context, &config, MTP__STEP_TRAIN, &small));
-    assert_true(small.high_water < large.high_water);
-    assert_true(evaluation.high_water < large.high_water);
+    assert_true(small.used < large.used);
+    assert_true(evaluation.used < large.used);
     size_t labelled = 0;
     for (int i = 0; i < small.num_labels; i++) labelled += small.labels[i].bytes;
-    assert_int_equal(labelled, small.high_water);
+    assert_int_equal(labelled, small.used);
     mtp_drafter_free(drafter);
     fixture_close(&f);
 }
