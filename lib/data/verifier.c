@@ -8,7 +8,6 @@
 #include "base/real.h"
 #include "base/text.h"
 #include "data/verifier_config.h"
-#include "model/config.h"
 #include "mtp/safetensors.h"
 
 struct mtp_verifier {

@@ -14,9 +14,13 @@
 
 #include "base/file.h"
 #include "formats/json.h"
-#include "model/config.h"
 
 enum { MAX_LAYERS = 4096, MAX_WIDTH = 1 << 20, MAX_HEADS = 1 << 12, MAX_HEAD_DIM = 1 << 13, MAX_VOCAB = 1 << 28 };
+
+const char *mtp__layer_type_name(mtp_layer_type type)
+{
+    return type == MTP_LAYER_SLIDING ? "sliding_attention" : "full_attention";
+}
 
 /* A number that may be null or absent. */
 static mtp_status optional_int(const mtp__json_node *object, const char *key, int64_t min, int64_t max, int64_t *value,

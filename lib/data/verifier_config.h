@@ -10,4 +10,7 @@ mtp_status mtp__verifier_config_read(const char *directory, mtp_verifier_config 
 mtp_status mtp__verifier_config_check(const mtp_verifier_config *config, const char *directory,
                                       const mtp_drafter_config *drafter);
 
+/* "sliding_attention", "full_attention": the names of config.json, the verifier's and the drafter's. */
+const char *mtp__layer_type_name(mtp_layer_type type);
+
 #endif

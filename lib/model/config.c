@@ -10,18 +10,12 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "data/verifier_config.h"
 #include "model/config.h"
 
 static const int64_t MAX_WIDTH = 1 << 20, MAX_VOCAB = 1 << 28, MAX_LAYERS = 1024, MAX_HEADS = 1 << 12,
                      MAX_HEAD_DIM = 1 << 13, MAX_POSITIONS = INT64_C(1) << 31;
 static const int64_t MIN_ATTENTION_DIM = 16, MAX_ATTENTION_DIM = 512; /* head widths that kernels/ops.h knows */
-
-static const char *const type_keys[MTP_LAYER_TYPES] = {"sliding_attention", "full_attention"};
-
-const char *mtp__layer_type_name(mtp_layer_type type)
-{
-    return type_keys[type];
-}
 
 /* ---- keys that must have one value ---------------------------------------------------------------------------- */
 
@@ -156,9 +150,9 @@ static mtp_status read_layer_types(const mtp__json_node *text, mtp_drafter_confi
         const mtp__json_node item = mtp__json_item(&array, i);
         const char *name;
         MTP_TRY(mtp__json_as_string(&item, &name));
-        if (strcmp(name, type_keys[MTP_LAYER_FULL]) == 0)
+        if (strcmp(name, mtp__layer_type_name(MTP_LAYER_FULL)) == 0)
             config->layer_types[i] = MTP_LAYER_FULL;
-        else if (strcmp(name, type_keys[MTP_LAYER_SLIDING]) == 0)
+        else if (strcmp(name, mtp__layer_type_name(MTP_LAYER_SLIDING)) == 0)
             config->layer_types[i] = MTP_LAYER_SLIDING;
         else
             return mtp__json_fail(&item, MTP_E_DATA, "\"%s\" is neither \"sliding_attention\" nor \"full_attention\"",
@@ -282,8 +276,9 @@ static mtp_status read_geometry(const mtp__json_node *text, mtp_drafter_config *
             return mtp__json_fail(text, MTP_E_DATA,
                                   "layer %lld has head_dim %lld and num_key_value_heads %lld, but an earlier %s layer "
                                   "has %lld and %lld; layers of one type read the same K/V",
-                                  (long long)layer, (long long)head_dim, (long long)num_kv_heads, type_keys[type],
-                                  (long long)geometry->head_dim, (long long)geometry->num_kv_heads);
+                                  (long long)layer, (long long)head_dim, (long long)num_kv_heads,
+                                  mtp__layer_type_name(type), (long long)geometry->head_dim,
+                                  (long long)geometry->num_kv_heads);
         geometry->head_dim = head_dim;
         geometry->num_kv_heads = num_kv_heads;
         if (head_dim % 2 != 0)
@@ -342,7 +337,7 @@ static mtp_status read_rope(const mtp__json_node *text, mtp_drafter_config *conf
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
         mtp_layer_geometry *geometry = &config->geometry[type];
         if (geometry->head_dim == 0) continue;
-        MTP_TRY(mtp__json_get_object(&parameters, type_keys[type], &rope));
+        MTP_TRY(mtp__json_get_object(&parameters, mtp__layer_type_name(type), &rope));
         MTP_TRY(read_rope_type(&rope, geometry));
         MTP_TRY(read_positive(&rope, "rope_theta", &geometry->rope_theta));
         geometry->partial_rotary_factor = geometry->rope_factor = 1;

@@ -8,7 +8,5 @@
 /* The checks of mtp_drafter_config_read on JSON at hand; `origin` is the path for messages. On failure *config is
  * freed. */
 mtp_status mtp__drafter_config_parse(json_t *json, const char *origin, mtp_drafter_config *config);
-/* "sliding_attention", "full_attention". */
-const char *mtp__layer_type_name(mtp_layer_type type);
 
 #endif

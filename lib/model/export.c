@@ -11,7 +11,6 @@
 
 #include "base/file.h"
 #include "base/text.h"
-#include "model/config.h"
 
 enum { MOST_TEMPORARIES = 1000 };
 

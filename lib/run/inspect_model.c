@@ -4,7 +4,6 @@
 
 #include "base/file.h"
 #include "data/verifier_config.h"
-#include "model/config.h"
 #include "model/weights.h"
 #include "mtp/export.h"
 #include "run/checkpoint.h"
