@@ -3,7 +3,6 @@
  * A DIR is a drafter case (case.json) or the optimizer alone (optimizer.json). Exit code: 0 all pass, 1 some case
  * differs by more than the tolerance or cannot be read, 2 wrong usage, 77 nothing failed and nothing could be checked
  * (every case needs an objective that is not built). */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -5,9 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/rng.h"
-#include "data/verifier_config.h"
 #include "model/config.h"
 #include "model/directions.h"
 #include "model/export.h"

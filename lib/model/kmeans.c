@@ -1,6 +1,5 @@
 #include "model/kmeans.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

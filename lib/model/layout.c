@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
 #include "model/workspace.h"
 
 static mtp_view matrix(mtp__arena *arena, const char *label, int64_t rows, int64_t cols)

@@ -2,7 +2,6 @@
  *
  * Each check stands for something that was measured on the engines or read in their loaders; the finding names them.
  * Findings are collected, not raised: a user sees all of them at once. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

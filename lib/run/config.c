@@ -1,6 +1,7 @@
 /* Reading a configuration: defaults, the file, the overrides, then what only makes sense together. */
 #include "run/config.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/text.h"
 #include "data/sample.h"
 #include "data/sidecar.h"
 #include "data/verifier_config.h"

@@ -1,6 +1,5 @@
 /* The manifest of a checkpoint: a JSON object that says what the directory holds. */
 #include <limits.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

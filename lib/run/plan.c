@@ -6,8 +6,8 @@
 #include "data/verifier_config.h"
 #include "model/step.h"
 #include "model/tensors.h"
+#include "optim/optimizer.h"
 #include "run/config.h"
-#include "run/trainer.h"
 
 enum { MAX_LINES = MTP__ARENA_LABELS + 16, EVAL_TOKENS = 8192 };
 

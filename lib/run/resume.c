@@ -1,6 +1,5 @@
 #include "run/resume.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

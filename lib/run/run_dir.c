@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/text.h"
 #include "formats/json.h"
 #include "mtp/version.h"
 

@@ -1,5 +1,4 @@
 /* The loop of training: update, look, save. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "run/config.h"

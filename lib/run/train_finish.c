@@ -1,9 +1,7 @@
 /* The end of a run: what training changed, and the export. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/file.h"
-#include "base/text.h"
 #include "mtp/export.h"
 #include "run/config.h"
 #include "run/train_run.h"

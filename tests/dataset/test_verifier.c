@@ -3,7 +3,6 @@
  */
 #include "support.h"
 
-#include <unistd.h>
 
 #include "mtp/safetensors.h"
 #include "mtp/verifier.h"

@@ -1,5 +1,4 @@
 /* adamw/: the optimizer alone, through the code that training uses. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

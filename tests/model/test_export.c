@@ -5,10 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/context.h"
 #include "base/file.h"
 #include "model/export.h"
-#include "model/weights.h"
 #include "mtp/export.h"
 #include "run/checkpoint.h"
 

@@ -2,7 +2,6 @@
 #ifndef MTP_TRAIN_H
 #define MTP_TRAIN_H
 
-#include <stdio.h>
 
 #include "mtp/data.h"
 #include "mtp/loss.h"
