@@ -108,8 +108,7 @@ mtp_status synthetic_drafter(mtp_context *context, const mtp_drafter_config *con
     return status;
 }
 
-/* ---- verifier -----------------------------------------------------------------------------------------------------
- */
+/* ---- verifier ---------------------------------------------------------------------------------------------------- */
 
 static mtp_status write_config(const char *directory, const mtp_drafter_config *config)
 {
@@ -172,8 +171,7 @@ mtp_status synthetic_verifier(const char *directory, const mtp_drafter_config *c
     return mtp_verifier_open(directory, NULL, verifier);
 }
 
-/* ---- batch --------------------------------------------------------------------------------------------------------
- */
+/* ---- batch ------------------------------------------------------------------------------------------------------- */
 
 mtp_status synthetic_batch(const mtp_drafter_config *config, int64_t num_tokens, mtp_batch *batch)
 {

@@ -90,8 +90,7 @@ static mtp_status check(const char *op, const mtp_attention_args *a, bool backwa
     return check_ranges(op, a, &s);
 }
 
-/* ---- scratch: the list of tiles, then one work area a thread -------------------------------------------------------
- */
+/* ---- scratch: the list of tiles, then one work area a thread ----------------------------------------------------- */
 
 static work carve_work(mtp__carver *carver, int64_t width, bool backward)
 {
@@ -128,8 +127,7 @@ static work work_of(const mtp_attention_args *a, const shape *s, int thread, boo
     return carve_work(&carver, s->D, backward);
 }
 
-/* ---- tiles ---------------------------------------------------------------------------------------------------------
- */
+/* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
 static int64_t list_tiles(const mtp_attention_args *a, const shape *s, tile *tiles)
 {
@@ -217,8 +215,7 @@ static bool clip(const mtp_attention_args *a, int64_t row, int64_t first, float 
     return true;
 }
 
-/* ---- forward -------------------------------------------------------------------------------------------------------
- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* Scores of one block into probabilities against the running maximum; what was summed before shrinks with it. */
 static void online_softmax(const mtp_device *device, const mtp_attention_args *a, const shape *s, const tile *t,
@@ -268,8 +265,7 @@ static void forward_tile(const mtp_device *device, const mtp_attention_args *a, 
     }
 }
 
-/* ---- backward ------------------------------------------------------------------------------------------------------
- */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 static void backward_tile(const mtp_device *device, const mtp_attention_args *a, const shape *s, const tile *t,
                           int64_t g, work *w)
@@ -303,8 +299,7 @@ static void backward_tile(const mtp_device *device, const mtp_attention_args *a,
                sizeof(float) * (size_t)s->D);
 }
 
-/* ---- the ops -------------------------------------------------------------------------------------------------------
- */
+/* ---- the ops ----------------------------------------------------------------------------------------------------- */
 
 static mtp_status run(const char *op, mtp_device *device, const mtp_attention_args *a, bool backward)
 {

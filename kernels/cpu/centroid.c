@@ -16,8 +16,7 @@
 #include "cpu/check.h"
 #include "cpu/cpu.h"
 
-/* ---- top-k ---------------------------------------------------------------------------------------------------------
- */
+/* ---- top-k ------------------------------------------------------------------------------------------------------- */
 
 enum { SCAN_BLOCK = 64 };
 
@@ -103,8 +102,7 @@ mtp_status mtp__cpu_topk(mtp_device *device, const mtp_topk_args *a)
     return MTP_OK;
 }
 
-/* ---- the grouped head: scratch
- * --------------------------------------------------------------------------------------- */
+/* ---- the grouped head: scratch ----------------------------------------------------------------------------------- */
 
 static const size_t PAIR_BYTES = (size_t)256 << 20;
 
@@ -177,8 +175,7 @@ static size_t grouped_scratch(const mtp_device *device, const mtp_head_args *a, 
     return carver.used;
 }
 
-/* ---- the grouped head: arguments
- * ------------------------------------------------------------------------------------- */
+/* ---- the grouped head: arguments --------------------------------------------------------------------------------- */
 
 static mtp_status check_shapes(const char *op, const mtp_head_args *a)
 {
@@ -242,8 +239,7 @@ static mtp_status check_selected(const char *op, const mtp_head_args *a, const g
     return MTP_OK;
 }
 
-/* ---- the grouped head: passes over a chunk of rows
- * --------------------------------------------------------------------- */
+/* ---- the grouped head: passes over a chunk of rows --------------------------------------------------------------- */
 
 static int64_t target_slot(const mtp_head_args *a, int64_t row)
 {
@@ -476,8 +472,7 @@ static mtp_status run_grouped(const char *op, mtp_device *device, const mtp_head
     return MTP_OK;
 }
 
-/* ---- the ops
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- the ops ----------------------------------------------------------------------------------------------------- */
 
 mtp_status mtp__cpu_head_candidates(mtp_device *device, const mtp_head_args *a)
 {

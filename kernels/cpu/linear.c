@@ -264,8 +264,7 @@ mtp_status mtp__cpu_linear_dx(mtp_device *device, const mtp_linear_args *a)
     return run_product("linear_dx", &p, &a->w, &a->scratch);
 }
 
-/* ---- dw[N, M] (+)= dy[R, N]^T x[R, M]: no padding; an element sums over all rows in one order ---------------------
- */
+/* ---- dw[N, M] (+)= dy[R, N]^T x[R, M]: no padding; an element sums over all rows in one order -------------------- */
 
 /* Tiles depend on the shape of w and on the threads only where the BLAS keeps the bits of an element in any tile. */
 static tiling cut_weights(const mtp_device *device, const mtp_linear_args *a)

@@ -27,8 +27,7 @@ static double sum_exp(const mtp__vec *vec, const float *x, float top, int64_t n)
     return sum;
 }
 
-/* ---- dense rows ----------------------------------------------------------------------------------------------------
- */
+/* ---- dense rows -------------------------------------------------------------------------------------------------- */
 
 static mtp_status check_ids(const char *op, const char *name, const mtp_view *ids, int64_t end)
 {
@@ -67,8 +66,7 @@ mtp_status mtp__cpu_xent(mtp_device *device, const mtp_xent_args *a)
     return MTP_OK;
 }
 
-/* ---- the flat head: arguments and scratch
- * ---------------------------------------------------------------------------- */
+/* ---- the flat head: arguments and scratch ------------------------------------------------------------------------ */
 
 typedef struct flat {
     int64_t R, H, V;
@@ -153,8 +151,7 @@ static mtp_status check_flat(const mtp_head_args *a)
     return MTP_OK;
 }
 
-/* ---- the flat head: the passes over a chunk of rows
- * -------------------------------------------------------------------- */
+/* ---- the flat head: the passes over a chunk of rows -------------------------------------------------------------- */
 
 /* The tokens of a block in fp32, in place when they are. */
 static const float *block_tokens(const mtp_device *device, const mtp_head_args *a, const flat *f, int64_t block,

@@ -64,8 +64,7 @@ mtp_status mtp__cpu_adamw(mtp_device *device, const mtp_adamw_args *a)
     return MTP_OK;
 }
 
-/* ---- sum of squares: one double a block, added in order -----------------------------------------------------------
- */
+/* ---- sum of squares: one double a block, added in order ---------------------------------------------------------- */
 
 enum { SUM_BLOCK = 1 << 16 };
 

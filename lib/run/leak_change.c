@@ -42,8 +42,7 @@ mtp_status mtp__leak_rows(const mtp_batch *batch, int64_t per_document, mtp__row
     return MTP_OK;
 }
 
-/* ---- a batch that can be changed ----------------------------------------------------------------------------------
- */
+/* ---- a batch that can be changed --------------------------------------------------------------------------------- */
 
 static size_t view_bytes(mtp_view view)
 {

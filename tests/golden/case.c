@@ -145,8 +145,7 @@ static mtp_status load(golden_case *c, const char *freeze, mtp__step_mode mode, 
     return mtp__step_create(*drafter, c->verifier, &c->config, mode, step);
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------------
- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 static mtp_status compare_integers(golden_case *c, golden_result *result, const char *name, const int32_t *words,
                                    const uint8_t *bytes, int64_t count)
@@ -306,8 +305,7 @@ static mtp_status check_forward(golden_case *c, golden_result *result)
     return status;
 }
 
-/* ---- gradients and curve ------------------------------------------------------------------------------------------
- */
+/* ---- gradients and curve ----------------------------------------------------------------------------------------- */
 
 static mtp_status largest_gradient(const golden_case *c, double *largest)
 {

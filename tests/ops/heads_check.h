@@ -122,8 +122,7 @@ static inline mtp_status heads_run(mtp_device *device, heads_mode mode, mtp_head
     return status;
 }
 
-/* ---- the double-precision result
- * --------------------------------------------------------------------------------------- */
+/* ---- the double-precision result --------------------------------------------------------------------------------- */
 
 typedef struct heads_result {
     double *loss, *logits, *dx, *de;
@@ -203,8 +202,7 @@ static inline heads_result heads_expected(const heads *h)
     return want;
 }
 
-/* ---- properties of every head
- * -------------------------------------------------------------------------------------------- */
+/* ---- properties of every head ------------------------------------------------------------------------------------ */
 
 /* fp32 products of depth H, then a softmax: the error is some units of 2^-24 times the largest logit. */
 static const double heads_tolerance = 4e-6;

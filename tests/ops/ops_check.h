@@ -264,8 +264,7 @@ static inline void ops_same_bits(uint64_t (*run)(mtp_device *device))
     }
 }
 
-/* ---- gradients ----------------------------------------------------------------------------------------------------
- */
+/* ---- gradients --------------------------------------------------------------------------------------------------- */
 
 /* d loss / d x[i] by central differences: `loss` runs the op forward on what x points into and returns a double. */
 static inline void ops_differences(double (*loss)(void *context), void *context, float *x, int64_t n, double *gradient)

@@ -109,8 +109,7 @@ static mtp_status backward(mtp_device *device, mtp_attention_args a)
     return status;
 }
 
-/* ---- the formula
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- the formula ------------------------------------------------------------------------------------------------- */
 
 typedef struct result {
     double *o, *lse, *dq;
@@ -221,8 +220,7 @@ static void large_scores_stay_finite(void **state)
     ops_release();
 }
 
-/* ---- gradient by differences
- * --------------------------------------------------------------------------------------------- */
+/* ---- gradient by differences ------------------------------------------------------------------------------------- */
 
 typedef struct total {
     mtp_device *device;
@@ -253,8 +251,7 @@ static void gradient_matches_differences(void **state)
     ops_release();
 }
 
-/* ---- bits
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- bits -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t run_once(mtp_device *device)
 {
@@ -397,8 +394,7 @@ static void keys_that_a_row_does_not_see_change_nothing(void **state)
     ops_each_isa(later_keys);
 }
 
-/* ---- arguments
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- arguments --------------------------------------------------------------------------------------------------- */
 
 static void bad_arguments_are_named(void **state)
 {

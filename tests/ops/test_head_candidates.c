@@ -94,8 +94,8 @@ static void the_forced_centroid_is_not_drafted(void **state)
     test_rng rng = {.state = 32};
     const heads_shape s = {HEADS_CANDIDATES, 30, 16, 8, 3, 2, MTP_F32, MTP_OVERWRITE, 0, 0.1f, 0};
     const heads h = heads_make(&rng, s);
-    for (int64_t r = 0; r < s.R;
-         r++) { /* each row's target token is by far the best, and its centroid is selected or not */
+    /* each row's target token is by far the best, and its centroid is selected or not */
+    for (int64_t r = 0; r < s.R; r++) {
         ops_row(&h.x, r)[0] = 1;
         h.target[r] = h.order[7 * s.P + r % s.P];
     }
