@@ -1,21 +1,22 @@
-/* The op contract: what a backend computes. kernels/cpu and kernels/cuda fill one table each; the model in lib/ is
+/* The op contract: what a backend computes. Each backend fills one table (kernels/cpu does); the model in lib/ is
  * written once against it.
  *
  * Rules that hold for every op:
- *  - Arguments are views; an op owns nothing, allocates nothing and keeps nothing after it returns. Scratch is an argument:
- *    <op>_scratch(device, args) gives the bytes, from shapes and dtypes alone (data pointers are not looked at, so a dry
- *    run may ask with NULL data; every optional part is assumed present). Scratch is 64-byte aligned, its content is
- *    undefined before and after.
- *  - Real-valued inputs may be F32, BF16 or F16 where the comment says "real"; arithmetic is fp32; outputs are F32 unless
- *    said otherwise. Indices are I32. The last axis of every view is contiguous; leading axes may be strided. Shapes that
- *    do not fit together, a NULL that is not optional, a dtype that is not taken, an index out of range where the check is
- *    cheap: MTP_E_ARGUMENT naming the op and the view. At least one row: an empty tensor never reaches an op.
+ *  - Arguments are views; an op owns nothing, allocates nothing and keeps nothing after it returns. Scratch is an
+ *    argument: <op>_scratch(device, args) gives the bytes, from shapes and dtypes alone (data pointers are not looked
+ *    at, so a dry run may ask with NULL data; every optional part is assumed present). Scratch is 64-byte aligned, its
+ *    content is undefined before and after.
+ *  - Real-valued inputs may be F32, BF16 or F16 where the comment says "real"; arithmetic is fp32; outputs are F32
+ *    unless said otherwise. Indices are I32. The last axis of every view is contiguous; leading axes may be strided.
+ *    Shapes that do not fit together, a NULL that is not optional, a dtype that is not taken, an index out of range
+ *    where the check is cheap: MTP_E_ARGUMENT naming the op and the view. At least one row: an empty tensor never
+ *    reaches an op.
  *  - Every gradient output says MTP_OVERWRITE or MTP_ACCUMULATE; an optional output with data == NULL is not computed.
  *  - Outputs do not alias inputs unless the comment allows it.
  *  - Same inputs, same bits, with any number of threads: fixed reduction orders, no float atomics.
  *  - Row independence: what an op computes for a row (forward, and the gradient with respect to a row's input) has the
- *    same bits whatever other rows are computed with it and wherever it stands among them, provided device_rows_exact().
- *    Sums over rows (weight gradients) are equal to float order only.
+ *    same bits whatever other rows are computed with it and wherever it stands among them, provided that the device's
+ *    rows_exact holds. Sums over rows (weight gradients) are equal to float order only.
  *
  * Shape letters: see mtp/tensor.h. y = x W^T with W stored [out, in], as torch.nn.Linear stores it. */
 #ifndef MTP_OPS_H
@@ -48,9 +49,9 @@ typedef struct mtp_embed_args {
 
 /* dst[r] = src[index[r]] (gather) and dst[index[r]] (+)= src[r] (scatter; indices are distinct). */
 typedef struct mtp_gather_args {
-    mtp_view src;   /* gather: real [N, D]; scatter: F32 [R, D] */
-    mtp_view index; /* I32 [R] */
-    mtp_view dst;   /* gather: F32 [R, D]; scatter: F32 [N, D] */
+    mtp_view src;    /* gather: real [N, D]; scatter: F32 [R, D] */
+    mtp_view index;  /* I32 [R] */
+    mtp_view dst;    /* gather: F32 [R, D]; scatter: F32 [N, D] */
     mtp_write write; /* scatter only */
 } mtp_gather_args;
 
@@ -94,9 +95,9 @@ typedef struct mtp_rmsnorm_args {
     mtp_view y;    /* F32 [R, D]; fwd: output, may be x itself when x is F32; bwd: not used */
     mtp_view rstd; /* F32 [R]; fwd: output (optional); bwd: input */
     float eps;
-    mtp_view dy;          /* bwd: F32 [R, D] */
-    mtp_view dx;          /* bwd: F32 [R, D], optional; may be dy itself */
-    mtp_view dw;          /* bwd: F32 [D], optional */
+    mtp_view dy; /* bwd: F32 [R, D] */
+    mtp_view dx; /* bwd: F32 [R, D], optional; may be dy itself */
+    mtp_view dw; /* bwd: F32 [D], optional */
     mtp_write dx_write;
     mtp_write dw_write;
     mtp_scratch scratch;
@@ -156,9 +157,9 @@ typedef struct mtp_rope_args {
 
 /* ---- query-only attention ------------------------------------------------------------------------------------ */
 
-/* o[r, h] = sum_j softmax_j(q[r, h] . K[j, g]) V[j, g] over the keys j in [key_begin[r], key_end[r]), g = h / (NH / NKV),
- * scale 1. lse[r, h] is the log-sum-exp of the scores. Backward gives dq only, K and V being constants:
- * P = exp(S - lse), dS = P (dO V^T - rowsum(dO o)), dq = dS K.
+/* o[r, h] = sum_j softmax_j(q[r, h] . K[j, g]) V[j, g] over the keys j in [key_begin[r], key_end[r]),
+ * g = h / (NH / NKV), scale 1. lse[r, h] is the log-sum-exp of the scores. Backward gives dq only, K and V being
+ * constants: P = exp(S - lse), dS = P (dO V^T - rowsum(dO o)), dq = dS K.
  * Keys outside a row's range are never part of its result; blocks of keys that no row of a tile sees are skipped.
  * Rows of one document stand together and tiles of keys start at doc_begin, so a row's bits do not depend on what else
  * is packed. Finite values only. */
@@ -175,7 +176,7 @@ typedef struct mtp_attention_args {
     mtp_scratch scratch;
 } mtp_attention_args;
 
-/* ---- heads and losses (design: docs in kernels/README.md) ----------------------------------------------------- */
+/* ---- heads and losses ---------------------------------------------------------------------------------------- */
 
 /* selected[r] = ids of the k largest scores of row r, in descending order of score; ties: the lowest id first. */
 typedef struct mtp_topk_args {
@@ -185,8 +186,8 @@ typedef struct mtp_topk_args {
 } mtp_topk_args;
 
 /* Cross-entropy of dense rows: loss[r] = logsumexp(logits[r]) - logits[r, target[r]];
- * dlogits[r] = scale[r] * (softmax(logits[r]) - onehot(target[r])), optional, may be logits itself. Used for the centroid
- * term over [R, C]. */
+ * dlogits[r] = scale[r] * (softmax(logits[r]) - onehot(target[r])), optional, may be logits itself. Used for the
+ * centroid term over [R, C]. */
 typedef struct mtp_xent_args {
     mtp_view logits; /* F32 [R, N] */
     mtp_view target; /* I32 [R] */
@@ -196,19 +197,19 @@ typedef struct mtp_xent_args {
 } mtp_xent_args;
 
 /* The three heads share one argument struct. z[i] = x . e[token i]; q = softmax over the head's candidates;
- * loss[r] = -log q[target[r]]; dz = scale[r] * (q - onehot). scale is w_k / N_k of the loss (the global mean), so dx and
- * de are gradients of the total loss. Without dx and de nothing backward is computed; without target there is no loss
- * and only argmax (and logits) come out.
+ * loss[r] = -log q[target[r]]; dz = scale[r] * (q - onehot). scale is w_k / N_k of the loss (the global mean), so dx
+ * and de are gradients of the total loss. Without dx and de nothing backward is computed; without target there is no
+ * loss and only argmax (and logits) come out.
  *
  * head_flat         candidates: all V tokens. Works through rows in chunks of at most logits_budget bytes of logits
  *                   (never less than 64 rows), three products a chunk. logits (optional): [R, V].
  * head_candidates   candidates: the tokens of the selected centroids, and of the target's centroid when it was not
  *                   selected (the forced centroid). argmax is taken without the forced centroid, as serving takes it.
- *                   miss[r] = 1 when the target's centroid was not selected. Grouped by centroid: each centroid's P rows
- *                   of e meet all rows that selected it in one product. logits (optional): [R, k * P], the selected
- *                   centroids' tokens in the order of `selected` and of `order`.
- * head_hierarchical candidates: the P tokens of the target's centroid; needs target; argmax, miss, logits and selected are
- *                   not used. (The first level, -log p(centroid), is mtp_xent_args on the centroid scores.)
+ *                   miss[r] = 1 when the target's centroid was not selected. Grouped by centroid: each centroid's P
+ *                   rows of e meet all rows that selected it in one product. logits (optional): [R, k * P], the
+ *                   selected centroids' tokens in the order of `selected` and of `order`.
+ * head_hierarchical candidates: the P tokens of the target's centroid; needs target; argmax, miss, logits and selected
+ *                   are not used. (The first level, -log p(centroid), is mtp_xent_args on the centroid scores.)
  * argmax ties: the lowest token id. */
 typedef struct mtp_head_args {
     mtp_view x;        /* F32 [R, H] */
@@ -252,32 +253,32 @@ typedef struct mtp_sumsq_args {
 /* ---- the table ------------------------------------------------------------------------------------------------ */
 
 /* X(op, argument struct, has scratch) */
-#define MTP_OP_LIST(X)                                                                                                 \
-    X(embed_fwd, mtp_embed_args, 0)                                                                                    \
-    X(gather_rows, mtp_gather_args, 0)                                                                                 \
-    X(scatter_rows, mtp_gather_args, 0)                                                                                \
-    X(convert, mtp_convert_args, 0)                                                                                    \
-    X(axpy, mtp_axpy_args, 0)                                                                                          \
-    X(linear_fwd, mtp_linear_args, 1)                                                                                  \
-    X(linear_dx, mtp_linear_args, 1)                                                                                   \
-    X(linear_dw, mtp_linear_args, 1)                                                                                   \
-    X(rmsnorm_fwd, mtp_rmsnorm_args, 0)                                                                                \
-    X(rmsnorm_bwd, mtp_rmsnorm_args, 1)                                                                                \
-    X(residual_norm_fwd, mtp_residual_norm_args, 0)                                                                    \
-    X(residual_norm_bwd, mtp_residual_norm_args, 1)                                                                    \
-    X(geglu_fwd, mtp_geglu_args, 0)                                                                                    \
-    X(geglu_bwd, mtp_geglu_args, 0)                                                                                    \
-    X(rope_table, mtp_rope_table_args, 0)                                                                              \
-    X(rope_fwd, mtp_rope_args, 0)                                                                                      \
-    X(rope_bwd, mtp_rope_args, 0)                                                                                      \
-    X(attention_fwd, mtp_attention_args, 1)                                                                            \
-    X(attention_bwd, mtp_attention_args, 1)                                                                            \
-    X(topk, mtp_topk_args, 1)                                                                                          \
-    X(xent, mtp_xent_args, 0)                                                                                          \
-    X(head_flat, mtp_head_args, 1)                                                                                     \
-    X(head_candidates, mtp_head_args, 1)                                                                               \
-    X(head_hierarchical, mtp_head_args, 1)                                                                             \
-    X(adamw, mtp_adamw_args, 0)                                                                                        \
+#define MTP_OP_LIST(X)                              \
+    X(embed_fwd, mtp_embed_args, 0)                 \
+    X(gather_rows, mtp_gather_args, 0)              \
+    X(scatter_rows, mtp_gather_args, 0)             \
+    X(convert, mtp_convert_args, 0)                 \
+    X(axpy, mtp_axpy_args, 0)                       \
+    X(linear_fwd, mtp_linear_args, 1)               \
+    X(linear_dx, mtp_linear_args, 1)                \
+    X(linear_dw, mtp_linear_args, 1)                \
+    X(rmsnorm_fwd, mtp_rmsnorm_args, 0)             \
+    X(rmsnorm_bwd, mtp_rmsnorm_args, 1)             \
+    X(residual_norm_fwd, mtp_residual_norm_args, 0) \
+    X(residual_norm_bwd, mtp_residual_norm_args, 1) \
+    X(geglu_fwd, mtp_geglu_args, 0)                 \
+    X(geglu_bwd, mtp_geglu_args, 0)                 \
+    X(rope_table, mtp_rope_table_args, 0)           \
+    X(rope_fwd, mtp_rope_args, 0)                   \
+    X(rope_bwd, mtp_rope_args, 0)                   \
+    X(attention_fwd, mtp_attention_args, 1)         \
+    X(attention_bwd, mtp_attention_args, 1)         \
+    X(topk, mtp_topk_args, 1)                       \
+    X(xent, mtp_xent_args, 0)                       \
+    X(head_flat, mtp_head_args, 1)                  \
+    X(head_candidates, mtp_head_args, 1)            \
+    X(head_hierarchical, mtp_head_args, 1)          \
+    X(adamw, mtp_adamw_args, 0)                     \
     X(sumsq, mtp_sumsq_args, 1)
 
 typedef struct mtp_device_options {
@@ -287,12 +288,12 @@ typedef struct mtp_device_options {
 
 /* What a device is, for `mtp --version` and the run's record. Strings live as long as the device. */
 typedef struct mtp_device_info {
-    const char *backend;      /* "cpu" */
-    const char *isa;          /* "avx512" */
-    const char *blas;         /* "OpenBLAS 0.3.21, kernel Cooperlake, pthread" */
+    const char *backend; /* "cpu" */
+    const char *isa;     /* "avx512" */
+    const char *blas;    /* "OpenBLAS 0.3.21, kernel Cooperlake, pthread" */
     int num_threads;
-    bool rows_exact;          /* row independence holds bit for bit with this BLAS; measured when the device opens */
-    const char *rows_note;    /* one sentence: what was measured; what follows when rows_exact is false */
+    bool rows_exact;       /* row independence holds bit for bit with this BLAS; measured when the device opens */
+    const char *rows_note; /* one sentence: what was measured; what follows when rows_exact is false */
 } mtp_device_info;
 
 typedef struct mtp_backend {
@@ -308,9 +309,9 @@ typedef struct mtp_backend {
     mtp_status (*upload)(mtp_device *device, void *memory, const void *host, size_t bytes);
     mtp_status (*download)(mtp_device *device, void *host, const void *memory, size_t bytes);
 
-#define MTP_OP_ENTRY_0(op, args) mtp_status (*op)(mtp_device *device, const args *a);
-#define MTP_OP_ENTRY_1(op, args)                                                                                       \
-    mtp_status (*op)(mtp_device *device, const args *a);                                                               \
+#define MTP_OP_ENTRY_0(op, args) mtp_status (*op)(mtp_device * device, const args *a);
+#define MTP_OP_ENTRY_1(op, args)                          \
+    mtp_status (*op)(mtp_device * device, const args *a); \
     size_t (*op##_scratch)(const mtp_device *device, const args *a);
 #define MTP_OP_ENTRY(op, args, scratch) MTP_OP_ENTRY_##scratch(op, args)
     MTP_OP_LIST(MTP_OP_ENTRY)

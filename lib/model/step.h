@@ -1,8 +1,8 @@
 /* Internal: one training or evaluation step of a drafter over a batch: forward through K draft steps, heads and losses,
  * backward through the state chain, gradients accumulated in the drafter's gradient block.
  *
- * Memory is laid out once, by a dry run: mtp__step_create measures (or only measures, for `mtp plan`) and allocates; a run
- * allocates nothing. */
+ * Memory is laid out once, by a dry run: mtp__step_plan measures (for `mtp plan`), mtp__step_create measures and
+ * allocates; a run allocates nothing. */
 #ifndef MTP_MODEL_STEP_H
 #define MTP_MODEL_STEP_H
 
@@ -42,8 +42,9 @@ typedef enum mtp__step_mode {
     MTP__STEP_TRAIN     /* and backward: gradients are ADDED to the drafter's gradient block */
 } mtp__step_mode;
 
-/* A step for batches of the verifier's geometry. config is checked against the drafter (head mode, K, ...): MTP_E_CONFIG.
- * The drafter and verifier must outlive it. For TRAIN the drafter must have gradients (mtp__drafter_alloc_grads). */
+/* A step for batches of the verifier's geometry. config is checked against the drafter (head mode, K, ...):
+ * MTP_E_CONFIG. The drafter and verifier must outlive it. For TRAIN the drafter must have gradients
+ * (mtp__drafter_alloc_grads). */
 mtp_status mtp__step_create(mtp_drafter *drafter, const mtp_verifier *verifier, const mtp_step_config *config,
                             mtp__step_mode mode, mtp__step **step);
 void mtp__step_free(mtp__step *step); /* accepts NULL */

@@ -32,13 +32,11 @@ typedef struct mtp_dataset_options {
 typedef struct mtp_dataset mtp_dataset;
 
 /* The samples in `paths`: directories that mtp_pack wrote, or single shards (*.h5) of them; directories searched for
- * *.safetensors in name order, not recursively; or single sample files. They are
- * checked against the verifier: keys, shapes, dtypes, equal lengths, metadata, loss masks (in the file, or in a
- * sidecar: a
- * *.jsonl beside it). Values are checked when they are read; no file stays open. The verifier must outlive the data
- * set. MTP_E_NOT_FOUND: a path, or samples in a directory. MTP_E_CONFIG: hidden_norm must be set or contradicts a
- * label; a sample given twice. MTP_E_DATA, MTP_E_FORMAT, MTP_E_VERSION: a sample or a sidecar is bad; the message names
- * it. */
+ * *.safetensors in name order, not recursively; or single sample files. They are checked against the verifier: keys,
+ * shapes, dtypes, equal lengths, metadata, loss masks (in the file, or in any *.jsonl beside it: a sidecar). Values are
+ * checked when they are read; no file stays open. The verifier must outlive the data set. MTP_E_NOT_FOUND: a path, or
+ * samples in a directory. MTP_E_CONFIG: hidden_norm must be set or contradicts a label; a sample given twice.
+ * MTP_E_DATA, MTP_E_FORMAT, MTP_E_VERSION: a sample or a sidecar is bad; the message names it. */
 MTP_API mtp_status mtp_dataset_open(const char *const *paths, int64_t num_paths, const mtp_verifier *verifier,
                                     const mtp_dataset_options *options, mtp_dataset **dataset);
 MTP_API void mtp_dataset_close(mtp_dataset *dataset); /* accepts NULL */

@@ -5,8 +5,9 @@
  * is accepted when it and all earlier drafts of the round equal x[t+2+k]. That is the served acceptance only when the
  * continuation was written greedily by the verifier, which nothing in the data can show: the caller must know it.
  *
- *   rounds     walked as a server walks them: the first at t = prompt_len - 1 (0 when the whole document is
- * supervised), while t+1+K < S, the next at t + accepted + 1 positions  one round at every such t
+ * - rounds are walked as a server walks them: the first at t = prompt_len - 1 (0 when the whole document is
+ *   supervised), the next at t + accepted + 1, while t+1+K < S
+ * - positions have one round at every t that those could start from
  *
  * Both come from one computation, because a row's result does not depend on which rows it is computed with. Loss,
  * accuracy and centroid_miss are teacher-fed, over the supervised rows, as training reports them. */

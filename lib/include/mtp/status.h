@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#if defined(__GNUC__) && !defined(MTP_NO_EXPORT)
+#if defined(__GNUC__)
 #define MTP_API __attribute__((visibility("default")))
 #else
 #define MTP_API

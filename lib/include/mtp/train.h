@@ -2,7 +2,6 @@
 #ifndef MTP_TRAIN_H
 #define MTP_TRAIN_H
 
-
 #include "mtp/data.h"
 #include "mtp/loss.h"
 #include "mtp/optim.h"
@@ -85,10 +84,9 @@ typedef struct mtp_train_config {
 } mtp_train_config;
 
 /* Read a TOML file and "key=value" overrides (`section.key` or the key alone), in this order; the last one wins.
- * Unknown keys, wrong types, values out of range and combinations that make no sense are MTP_E_CONFIG with "file:line:"
- * or
- * "--set key=value:" in front. The drafter's config.json is read, for what depends on it: `head` and `centroid_weight`.
- * Weights and data are not looked at yet. Free with mtp_train_config_free. */
+ * Unknown keys, wrong types, values out of range and combinations that make no sense are MTP_E_CONFIG; the message
+ * begins with "file:line:" or "--set key=value:". The drafter's config.json is read, for what depends on it: `head` and
+ * `centroid_weight`. Weights and data are not looked at yet. Free with mtp_train_config_free. */
 MTP_API mtp_status mtp_train_config_load(const char *path, const char *const *overrides, int64_t num_overrides,
                                          mtp_train_config **config);
 MTP_API void mtp_train_config_free(mtp_train_config *config); /* accepts NULL */
