@@ -75,8 +75,9 @@ static outcome check(const char *directory, bool verbose)
 int main(int argc, char **argv)
 {
     static const char usage[] =
-        "usage: golden [--verbose] DIR...\nChecks reference cases (format: tests/data/goldens/README.md) and prints, for "
-        "each, the largest error per group; with --verbose also the tensor that has it.\n";
+        "usage: golden [--verbose] DIR...\n"
+        "Checks reference cases (format: tests/data/goldens/README.md) and prints, for each, the largest error per "
+        "group; with --verbose also the tensor that has it.\n";
     int count[3] = {0};
     const bool verbose = argc > 1 && strcmp(argv[1], "--verbose") == 0;
     const int first = verbose ? 2 : 1;

@@ -28,27 +28,27 @@ mtp_status mtp__fail_prefix(mtp_status status, const char *format, ...) MTP__PRI
 /* The same with errno or a foreign code; the text of errno is the caller's to add (%s, strerror(errno)). */
 #define MTP_FAIL_FOREIGN(status, foreign, ...) mtp__fail((status), (foreign), __FILE__, __LINE__, __VA_ARGS__)
 /* Forward a failure unchanged. */
-#define MTP_TRY(call)                                                                                                  \
-    do {                                                                                                               \
-        const mtp_status mtp_try_status_ = (call);                                                                     \
-        if (mtp_try_status_ != MTP_OK) return mtp_try_status_;                                                         \
+#define MTP_TRY(call)                                          \
+    do {                                                       \
+        const mtp_status mtp_try_status_ = (call);             \
+        if (mtp_try_status_ != MTP_OK) return mtp_try_status_; \
     } while (0)
 /* Forward a failure to a clean-up label; `status` is the function's own variable. */
-#define MTP_TRY_GOTO(status, call, label)                                                                              \
-    do {                                                                                                               \
-        (status) = (call);                                                                                             \
-        if ((status) != MTP_OK) goto label;                                                                            \
+#define MTP_TRY_GOTO(status, call, label)   \
+    do {                                    \
+        (status) = (call);                  \
+        if ((status) != MTP_OK) goto label; \
     } while (0)
 /* Forward with context: MTP_TRY_AT(read(...), "sample %s", path). */
-#define MTP_TRY_AT(call, ...)                                                                                          \
-    do {                                                                                                               \
-        const mtp_status mtp_try_status_ = (call);                                                                     \
-        if (mtp_try_status_ != MTP_OK) return mtp__fail_prefix(mtp_try_status_, __VA_ARGS__);                          \
+#define MTP_TRY_AT(call, ...)                                                                 \
+    do {                                                                                      \
+        const mtp_status mtp_try_status_ = (call);                                            \
+        if (mtp_try_status_ != MTP_OK) return mtp__fail_prefix(mtp_try_status_, __VA_ARGS__); \
     } while (0)
 /* Refuse an argument: the condition that must hold is the message. */
-#define MTP_REQUIRE(condition)                                                                                         \
-    do {                                                                                                               \
-        if (!(condition)) return MTP_FAIL(MTP_E_ARGUMENT, "%s: requires %s", __func__, #condition);                     \
+#define MTP_REQUIRE(condition)                                                                      \
+    do {                                                                                            \
+        if (!(condition)) return MTP_FAIL(MTP_E_ARGUMENT, "%s: requires %s", __func__, #condition); \
     } while (0)
 
 #ifdef __cplusplus

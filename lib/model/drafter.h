@@ -19,13 +19,14 @@ typedef struct mtp__param {
 /* Parameters of one layer, by role. */
 typedef struct mtp__layer {
     mtp_layer_type type;
-    mtp__param *input_norm, *post_attention_norm, *pre_feedforward_norm, *post_feedforward_norm; /* [H] */
-    mtp__param *q_proj;              /* [NH * D, H] */
-    mtp__param *q_norm;              /* [D] */
-    mtp__param *o_proj;              /* [H, NH * D] */
-    mtp__param *gate_proj, *up_proj; /* [I, H] */
-    mtp__param *down_proj;           /* [H, I] */
-    mtp__param *layer_scalar;        /* [1] */
+    mtp__param *input_norm, *post_attention_norm;             /* [H] */
+    mtp__param *pre_feedforward_norm, *post_feedforward_norm; /* [H] */
+    mtp__param *q_proj;                                       /* [NH * D, H] */
+    mtp__param *q_norm;                                       /* [D] */
+    mtp__param *o_proj;                                       /* [H, NH * D] */
+    mtp__param *gate_proj, *up_proj;                          /* [I, H] */
+    mtp__param *down_proj;                                    /* [H, I] */
+    mtp__param *layer_scalar;                                 /* [1] */
 } mtp__layer;
 
 struct mtp_drafter {

@@ -1,8 +1,8 @@
 /* Internal: rows. A row is a position t of a document with its up to K draft steps; no position of the drafter reads
  * another position of the drafter, so rows are the unit of compute.
  *
- * Row t, step k: input token x[t+1+k], target x[t+2+k]; step k exists (is valid) when t+2+k is inside the document, and is
- * supervised when loss_mask[t+2+k] is 1. Rotary position and key range are those of t for every k. */
+ * Row t, step k: input token x[t+1+k], target x[t+2+k]; step k exists (is valid) when t+2+k is inside the document, and
+ * is supervised when loss_mask[t+2+k] is 1. Rotary position and key range are those of t for every k. */
 #ifndef MTP_MODEL_ROWS_H
 #define MTP_MODEL_ROWS_H
 
@@ -10,11 +10,11 @@
 
 typedef enum mtp__row_rule {
     MTP__ROWS_SUPERVISED, /* positions with at least one supervised step: training and loss */
-    MTP__ROWS_ROUNDS      /* positions at which a server could start a round of K drafts: prompt_len - 1 <= t, t+1+K < S */
+    MTP__ROWS_ROUNDS /* positions at which a server could start a round of K drafts: prompt_len - 1 <= t, t+1+K < S */
 } mtp__row_rule;
 
-/* All arrays are host memory owned by the struct; [k] arrays are K * num_rows, step-major (k * num_rows + r). In places of
- * steps that do not exist token and target are 0, valid and supervised 0. */
+/* All arrays are host memory owned by the struct; [k] arrays are K * num_rows, step-major (k * num_rows + r). In places
+ * of steps that do not exist token and target are 0, valid and supervised 0. */
 typedef struct mtp__rows {
     int64_t num_rows, capacity;
     int32_t K;

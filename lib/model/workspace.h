@@ -66,11 +66,11 @@ struct mtp__step {
     mtp_view head_argmax;                            /* I32 [Mc] */
     mtp_view head_miss;                              /* U8 [Mc] */
     /* Gradients of the backward pass. */
-    mtp_view dn;               /* [K * Rc, H] */
-    mtp_view dx, dbranch, dm;  /* [Rc, H]: residual stream, branch output, branch input */
-    mtp_view dheads;           /* [Rc, NH * D]; the memory of dact */
-    mtp_view dact, dup;        /* [Rc, I]; dact becomes dgate */
-    mtp_view dstate;           /* [Rc, Hb] */
+    mtp_view dn;              /* [K * Rc, H] */
+    mtp_view dx, dbranch, dm; /* [Rc, H]: residual stream, branch output, branch input */
+    mtp_view dheads;          /* [Rc, NH * D]; the memory of dact */
+    mtp_view dact, dup;       /* [Rc, I]; dact becomes dgate */
+    mtp_view dstate;          /* [Rc, Hb] */
     mtp_scratch scratch;
 
     /* Host mirrors of index arrays and results, [Rc] or [Mc]. */

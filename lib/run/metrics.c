@@ -5,7 +5,6 @@
 #include <string.h>
 #include <sys/time.h>
 
-
 /* ---- opening -------------------------------------------------------------------------------------------------- */
 
 /* Is this line one of steps that a run which goes on at `step` does not do again. */

@@ -1,6 +1,6 @@
-/* The reference checker: runs case folders (tests/data/goldens, format in its README) through the whole training step and
- * compares. Errors are relative to the expected tensor's largest magnitude; gradients to that plus 1 % of the case's
- * largest gradient. */
+/* The reference checker: runs case folders (tests/data/goldens, format in its README) through the whole training step
+ * and compares. Errors are relative to the expected tensor's largest magnitude; gradients to that plus 1 % of the
+ * case's largest gradient. */
 #ifndef MTP_TESTS_GOLDEN_H
 #define MTP_TESTS_GOLDEN_H
 

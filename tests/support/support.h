@@ -16,18 +16,18 @@
 #include "mtp/status.h"
 
 /* Fail with the error record unless `call` is MTP_OK. */
-#define assert_ok(call)                                                                                                \
-    do {                                                                                                               \
-        if ((call) != MTP_OK)                                                                                          \
-            fail_msg("%s: %s: %s", #call, mtp_status_name(mtp_last_error()->status), mtp_last_error()->message);       \
+#define assert_ok(call)                                                                                          \
+    do {                                                                                                         \
+        if ((call) != MTP_OK)                                                                                    \
+            fail_msg("%s: %s: %s", #call, mtp_status_name(mtp_last_error()->status), mtp_last_error()->message); \
     } while (0)
 /* Fail unless `call` returns `expected` with `text` somewhere in its message. */
-#define assert_fails(call, expected, text)                                                                             \
-    do {                                                                                                               \
-        const mtp_status got_ = (call);                                                                                \
-        if (got_ != (expected)) fail_msg("%s: got %s, want %s", #call, mtp_status_name(got_), #expected);               \
-        if (!strstr(mtp_last_error()->message, (text)))                                                                \
-            fail_msg("%s: message \"%s\" does not say \"%s\"", #call, mtp_last_error()->message, (text));              \
+#define assert_fails(call, expected, text)                                                                \
+    do {                                                                                                  \
+        const mtp_status got_ = (call);                                                                   \
+        if (got_ != (expected)) fail_msg("%s: got %s, want %s", #call, mtp_status_name(got_), #expected); \
+        if (!strstr(mtp_last_error()->message, (text)))                                                   \
+            fail_msg("%s: message \"%s\" does not say \"%s\"", #call, mtp_last_error()->message, (text)); \
     } while (0)
 
 /* A fresh directory under $TMPDIR (or /tmp), removed with all its content when the process exits. The returned string
