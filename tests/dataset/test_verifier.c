@@ -3,7 +3,6 @@
  */
 #include "support.h"
 
-
 #include "mtp/safetensors.h"
 #include "mtp/verifier.h"
 
