@@ -10,7 +10,7 @@ mtp_status mtp_context_create(const mtp_context_options *options, mtp_context **
     MTP_REQUIRE(options && context);
     *context = NULL;
     if (options->device && strcmp(options->device, "cpu") != 0)
-        return MTP_FAIL(MTP_E_UNSUPPORTED, "device \"%s\": this build has the cpu backend only; use device = \"cpu\"",
+        return MTP_FAIL(MTP_E_CONFIG, "device \"%s\": this build has the cpu backend only; use device = \"cpu\"",
                         options->device);
     mtp_context *created = calloc(1, sizeof *created);
     if (!created) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a context");
@@ -20,6 +20,7 @@ mtp_status mtp_context_create(const mtp_context_options *options, mtp_context **
     const mtp_status status = created->ops->device_open(&device, &created->device);
     if (status != MTP_OK) {
         free(created);
+        if (status == MTP_E_UNSUPPORTED) return MTP_FAIL(MTP_E_CONFIG, "%s", mtp_last_error()->message);
         return status;
     }
     *context = created;

@@ -57,11 +57,43 @@ static void a_reader_that_has_gone_ends_nothing(void **state)
     free(test_read(test_path("%s/export/model.safetensors", run), NULL));
 }
 
+static void names_in_files_do_not_steer_the_terminal(void **state)
+{
+    (void)state;
+    static const char json[] = "{\"\\u001b[31m\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}";
+    char file[8 + sizeof json - 1] = {sizeof json - 1};
+    memcpy(file + 8, json, sizeof json - 1);
+    const char *path = test_path("%s/steering.safetensors", test_dir());
+    test_write(path, file, sizeof file);
+    test_run run = test_mtp("inspect", path);
+    assert_int_equal(run.exit_code, 3);
+    assert_null(strchr(run.err, '\033'));
+    assert_non_null(strstr(run.err, "?[31m"));
+    test_run_free(&run);
+}
+
+static void a_mapped_file_made_shorter_is_said(void **state)
+{
+    (void)state;
+    const char *verifier = test_path("%s/verifier", test_dir()), *run = test_path("%s/run", test_dir());
+    test_copy(test_path("%s/sample/verifier", MTP_TEST_DATA), verifier);
+    char *err =
+        shell(test_path("\"$0\" train \"$1\" --set verifier='\"%s\"' --set max_steps=100000 & "
+                        "while ! grep -q '\"train\"' %s/metrics.jsonl 2>/dev/null && kill -0 $!; do sleep 0.05; "
+                        "done; : >%s/model.safetensors; wait $!; echo \"ended: $?\" >&2",
+                        verifier, run, verifier),
+              test_train_file(run));
+    if (!strstr(err, "made shorter while it was in use") || !strstr(err, "ended: 3\n")) fail_msg("%s", err);
+    free(err);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(closed_streams_are_no_files_of_the_run),
         cmocka_unit_test(a_reader_that_has_gone_ends_nothing),
+        cmocka_unit_test(names_in_files_do_not_steer_the_terminal),
+        cmocka_unit_test(a_mapped_file_made_shorter_is_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

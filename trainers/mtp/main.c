@@ -98,11 +98,23 @@ static bool keep_standard_streams(void)
     return true;
 }
 
+/* Verifier and drafter are mapped: whoever shortens their files in place takes the memory away. */
+static void on_bus_error(int number)
+{
+    static const char message[] =
+        "mtp: error: a file that is mapped (the verifier's or the drafter's weights) was made "
+        "shorter while it was in use; restore it and start again\n";
+    (void)number;
+    const ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
+    _exit(written < 0 ? 1 : 3);
+}
+
 int main(int argc, char **argv)
 {
     if (!keep_standard_streams()) return 1;
     wait_without_spinning(argv); /* goes on here only when the policy is set, or cannot be */
-    signal(SIGXFSZ, SIG_IGN);    /* a limit on file sizes is reported like a full disk */
+    signal(SIGBUS, on_bus_error);
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is reported like a full disk */
     if (argc < 2) {
         print_help(stderr);
         return 2;

@@ -5,9 +5,19 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Names that come from files may hold anything: control characters but the newline are shown as '?', so that no file
+ * steers the terminal. */
+static void print_line(const char *prefix, const char *text)
+{
+    fputs(prefix, stderr);
+    for (const unsigned char *at = (const unsigned char *)text; *at; at++)
+        fputc((*at < ' ' && *at != '\n') || *at == 0x7f ? '?' : *at, stderr);
+    fputc('\n', stderr);
+}
+
 int program_finish(mtp_status status)
 {
-    if (status != MTP_OK) fprintf(stderr, "mtp: error: %s\n", mtp_last_error()->message);
+    if (status != MTP_OK) print_line("mtp: error: ", mtp_last_error()->message);
     return mtp_status_exit_code(status);
 }
 
@@ -24,9 +34,9 @@ int program_usage(const char *format, ...)
 
 static void write_line(void *user, mtp_log_level level, const char *line)
 {
-    static const char *const prefixes[] = {"debug: ", "", "warning: ", "error: "};
+    static const char *const prefixes[] = {"mtp: debug: ", "mtp: ", "mtp: warning: ", "mtp: error: "};
     (void)user;
-    fprintf(stderr, "mtp: %s%s\n", prefixes[level], line);
+    print_line(prefixes[level], line);
 }
 
 const mtp_logger *program_logger(void)

@@ -28,6 +28,7 @@ static void catch_signals(void)
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGHUP, &action, NULL); /* a terminal that closes loses no steps */
 }
 
 static bool stop(void *user)
@@ -118,7 +119,8 @@ static bool parse(int argc, char **argv, arguments *a, int *exit_code)
     const args_spec spec = {
         .command = "mtp train",
         .summary = "Train a drafter as CONFIG says. Progress goes to standard error, the acceptance before and after "
-                   "training to standard output, everything else into output_dir. SIGINT or SIGTERM finishes the step, "
+                   "training to standard output, everything else into output_dir. SIGINT, SIGTERM or SIGHUP finishes "
+                   "the step, "
                    "saves a checkpoint and ends with exit code 130; a second one stops at once.",
         .positionals = positionals,
         .num_positionals = 1,
