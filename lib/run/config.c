@@ -61,7 +61,8 @@ static mtp_status create(const char *path, mtp_train_config **config)
 
 /* ---- places --------------------------------------------------------------------------------------------------- */
 
-bool mtp__config_is_set(const mtp_train_config *config, const char *key)
+/* Whether a field was set by somebody. */
+static bool is_set(const mtp_train_config *config, const char *key)
 {
     return config->places->origin[mtp__config_find(key)] != NULL;
 }
@@ -340,7 +341,7 @@ static mtp_status resolve_loss(mtp_train_config *c)
         return mtp__config_fail(
             c, "head", "the drafter %s has a dense head (use_ordered_embeddings is false); use \"flat\"", c->drafter);
     if (ordered && c->head != MTP_HEAD_HIERARCHICAL) return MTP_OK;
-    if (mtp__config_is_set(c, "centroid_weight") && c->centroid_weight != 0)
+    if (is_set(c, "centroid_weight") && c->centroid_weight != 0)
         return mtp__config_fail(c, "centroid_weight",
                                 ordered
                                     ? "head = \"hierarchical\" contains the centroid term; leave it out or set it to 0"

@@ -47,8 +47,6 @@ struct mtp__config_places {
     char *path;    /* of the TOML file */
     char **origin; /* [number of fields] */
 };
-/* Whether a field was set by somebody. */
-bool mtp__config_is_set(const mtp_train_config *config, const char *key);
 /* Raise MTP_E_CONFIG: "<place of key>: <key>: <message>". */
 mtp_status mtp__config_fail(const mtp_train_config *config, const char *key, const char *format, ...) MTP__PRINTF(3, 4);
 

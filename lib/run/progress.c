@@ -13,7 +13,8 @@ double mtp__clock(void)
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-double mtp__peak_memory_mib(void)
+/* Highest resident memory of this process so far; 0 when the system does not say. */
+static double peak_memory_mib(void)
 {
     struct rusage usage;
     if (getrusage(RUSAGE_SELF, &usage) != 0) return 0;
@@ -35,7 +36,7 @@ void mtp__progress_skip(mtp__progress *progress, double seconds)
 mtp__pace mtp__progress_pace(mtp__progress *progress, double wait_seconds, bool reset)
 {
     const double time = mtp__clock(), passed = time - progress->last;
-    mtp__pace pace = {.peak_memory_mib = mtp__peak_memory_mib()};
+    mtp__pace pace = {.peak_memory_mib = peak_memory_mib()};
     if (passed > 0) {
         pace.rows_per_second = (double)progress->rows / passed;
         pace.data_wait = (wait_seconds - progress->wait) / passed;

@@ -17,8 +17,6 @@ typedef struct mtp__progress {
 } mtp__progress;
 
 double mtp__clock(void);
-/* Highest resident memory of this process so far, in MiB. */
-double mtp__peak_memory_mib(void);
 
 void mtp__progress_start(mtp__progress *progress, int64_t step);
 /* Time that was not spent training (an evaluation, a save) does not count for pace and ETA. */

@@ -44,7 +44,8 @@ static mtp_status fill_manifest(const mtp__run *run, mtp__manifest *m)
     return mtp__resume_record(run->config, m);
 }
 
-mtp_status mtp__run_save(mtp__run *run)
+/* Write a checkpoint of now, and remove what save_total_limit does not keep. */
+static mtp_status save(mtp__run *run)
 {
     const double begin = mtp__clock();
     const bool best = run->config->keep_best && run->best_step == run->step;
@@ -98,7 +99,7 @@ static mtp_status evaluate(mtp__run *run)
     }
     mtp_log(run->options->logger, MTP_LOG_INFO, "evaluation at step %lld: %.4f accepted drafts a round, loss %.4f%s",
             (long long)run->step, length, run->trained.loss, better ? ", the best so far" : "");
-    if (better && c->keep_best) MTP_TRY(mtp__run_save(run));
+    if (better && c->keep_best) MTP_TRY(save(run));
     return MTP_OK;
 }
 
@@ -136,7 +137,7 @@ static mtp_status show(mtp__run *run, const mtp__update *update)
 
 static mtp_status interrupted(mtp__run *run)
 {
-    if (run->saved_step != run->step) MTP_TRY(mtp__run_save(run));
+    if (run->saved_step != run->step) MTP_TRY(save(run));
     return MTP_FAIL(MTP_E_INTERRUPTED,
                     "interrupted at step %lld of %lld; a checkpoint is saved, --resume auto goes on from it",
                     (long long)run->step, (long long)run->total_steps);
@@ -160,7 +161,7 @@ static mtp_status one_step(mtp__run *run)
     MTP_TRY(show(run, &update));
     MTP_TRY(look(run));
     const int64_t every = run->config->save_steps;
-    if (every > 0 && run->step % every == 0 && run->saved_step != run->step) MTP_TRY(mtp__run_save(run));
+    if (every > 0 && run->step % every == 0 && run->saved_step != run->step) MTP_TRY(save(run));
     return MTP_OK;
 }
 
@@ -169,12 +170,12 @@ static mtp_status loop(mtp__run *run)
     mtp__progress_start(&run->progress, run->step);
     const int64_t evaluated = run->last_eval_step;
     MTP_TRY(look(run)); /* an evaluation that was interrupted at the step we go on from */
-    if (run->last_eval_step != evaluated) MTP_TRY(mtp__run_save(run));
+    if (run->last_eval_step != evaluated) MTP_TRY(save(run));
     while (run->step < run->total_steps && !out_of_patience(run)) {
         if (mtp__run_stopped(run)) return interrupted(run);
         MTP_TRY(one_step(run));
     }
-    if (run->saved_step != run->step) MTP_TRY(mtp__run_save(run));
+    if (run->saved_step != run->step) MTP_TRY(save(run));
     return MTP_OK;
 }
 

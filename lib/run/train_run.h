@@ -42,8 +42,6 @@ void mtp__run_close(mtp__run *run);
 bool mtp__run_stopped(const mtp__run *run);
 /* Evaluate the drafter in memory into `evaluation` (freed first), outside the clock of training. */
 mtp_status mtp__run_evaluate(mtp__run *run, mtp_evaluation *evaluation);
-/* Write a checkpoint of now, and remove what save_total_limit does not keep. */
-mtp_status mtp__run_save(mtp__run *run);
 
 /* Compare start and end. */
 mtp_status mtp__run_compare(mtp__run *run);

@@ -57,8 +57,10 @@ static bool excluded(const mtp_strings *patterns, const char *name, bool *used)
     return match;
 }
 
-mtp_status mtp__trainer_tensors(const mtp_train_config *config, const mtp_drafter *drafter, mtp__optim_tensor **tensors,
-                                int64_t *count)
+/* The trained parameters as an optimizer takes them; free(*tensors). A pattern of no_decay that matches nothing is
+ * MTP_E_CONFIG. */
+static mtp_status trained_tensors(const mtp_train_config *config, const mtp_drafter *drafter,
+                                  mtp__optim_tensor **tensors, int64_t *count)
 {
     const mtp_strings *patterns = &config->no_decay;
     mtp__optim_tensor *list = calloc((size_t)drafter->num_params + 1, sizeof *list);
@@ -93,7 +95,7 @@ static mtp_status open_optimizer(mtp__trainer *t)
     int64_t count = 0;
     const mtp_adamw_config adamw = mtp__config_adamw(t->config);
     MTP_TRY(mtp__drafter_alloc_grads(t->drafter));
-    MTP_TRY(mtp__trainer_tensors(t->config, t->drafter, &tensors, &count));
+    MTP_TRY(trained_tensors(t->config, t->drafter, &tensors, &count));
     const mtp_status status = mtp__optimizer_create(t->context, tensors, count, &adamw, &t->optimizer);
     free(tensors);
     return status;

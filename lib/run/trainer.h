@@ -42,10 +42,6 @@ mtp_status mtp__trainer_open(const mtp_train_config *config, const mtp__trainer_
 void mtp__trainer_close(mtp__trainer *trainer); /* accepts a zeroed struct */
 /* A stable identity of the verifier's embedding and norm: shapes, dtype, the norm, some rows of the table. */
 uint64_t mtp__trainer_verifier_fingerprint(const mtp_verifier *verifier);
-/* The trained parameters as an optimizer takes them; free(*tensors). `values` may be NULL pointers (for a plan): then
- * the views have shapes only. A pattern of no_decay that matches nothing is MTP_E_CONFIG. */
-mtp_status mtp__trainer_tensors(const mtp_train_config *config, const mtp_drafter *drafter, mtp__optim_tensor **tensors,
-                                int64_t *count);
 
 /* One update: micro-batches, gradients, clipping, AdamW. `done` are the updates before it. A loss or gradient norm that
  * is not finite is MTP_E_DATA naming the step and the samples; the weights are then those of before. */
