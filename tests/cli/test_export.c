@@ -7,13 +7,6 @@
 #define SAMPLE MTP_TEST_DATA "/sample/"
 #define VERIFIER SAMPLE "verifier"
 
-static void expect(test_run run, int exit_code, const char *out, const char *err)
-{
-    if (run.exit_code != exit_code || !strstr(run.out, out) || !strstr(run.err, err))
-        fail_msg("exit %d, want %d\nstdout: %s\nstderr: %s", run.exit_code, exit_code, run.out, run.err);
-    test_run_free(&run);
-}
-
 static void test_good(void **state)
 {
     (void)state;
@@ -31,9 +24,9 @@ static void test_good(void **state)
         test_same_file(test_path("%s/model.safetensors", output), SAMPLE "drafter_reference/model.safetensors"));
     assert_true(test_same_file(test_path("%s/config.json", output), SAMPLE "drafter_reference/config.json"));
 
-    expect(test_mtp("export", SAMPLE "drafter_init", output), 2, "", "--force");
-    expect(test_mtp("export", SAMPLE "drafter_init", output, "--force", "--num-speculative-tokens", "6"), 0,
-           "\"num_speculative_tokens\": 6", "not compared with a verifier");
+    test_expect(test_mtp("export", SAMPLE "drafter_init", output), 2, "", "--force");
+    test_expect(test_mtp("export", SAMPLE "drafter_init", output, "--force", "--num-speculative-tokens", "6"), 0,
+                "\"num_speculative_tokens\": 6", "not compared with a verifier");
     char *tokens = test_json_get(test_path("%s/generation_config.json", output), "num_assistant_tokens");
     assert_string_equal(tokens, "6");
     free(tokens);
@@ -43,19 +36,19 @@ static void test_refused(void **state)
 {
     (void)state;
     const char *directory = test_dir(), *output = test_path("%s/out", directory);
-    expect(test_mtp("export", SAMPLE "drafter_init"), 2, "", "OUT");
-    expect(test_mtp("export", SAMPLE "drafter_init", output, "--num-speculative-tokens", "0"), 2, "",
-           "num-speculative");
-    expect(test_mtp("export", test_path("%s/no", directory), output), 3, "", "no such directory");
-    expect(test_mtp("export", VERIFIER, output), 3, "", "not a drafter");
-    expect(test_mtp("export", directory, output), 3, "", "neither a run");
+    test_expect(test_mtp("export", SAMPLE "drafter_init"), 2, "", "OUT");
+    test_expect(test_mtp("export", SAMPLE "drafter_init", output, "--num-speculative-tokens", "0"), 2, "",
+                "num-speculative");
+    test_expect(test_mtp("export", test_path("%s/no", directory), output), 3, "", "no such directory");
+    test_expect(test_mtp("export", VERIFIER, output), 3, "", "not a drafter");
+    test_expect(test_mtp("export", directory, output), 3, "", "neither a run");
     test_copy(SAMPLE "drafter_init", test_path("%s/source", directory));
     test_json_set(test_path("%s/source/config.json", directory), "text_config.num_key_value_heads", "1");
-    expect(test_mtp("export", test_path("%s/source", directory), output, "--verifier", VERIFIER), 3, "",
-           "num_key_value_heads");
+    test_expect(test_mtp("export", test_path("%s/source", directory), output, "--verifier", VERIFIER), 3, "",
+                "num_key_value_heads");
     struct stat info;
     assert_int_not_equal(stat(output, &info), 0);
-    expect(test_mtp("export", "--help"), 0, "usage", "");
+    test_expect(test_mtp("export", "--help"), 0, "usage", "");
 }
 
 int main(void)

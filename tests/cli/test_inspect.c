@@ -7,13 +7,6 @@
 #define SAMPLE MTP_TEST_DATA "/sample/"
 #define VERIFIER SAMPLE "verifier"
 
-static void expect(test_run run, int exit_code, const char *out, const char *err)
-{
-    if (run.exit_code != exit_code || !strstr(run.out, out) || !strstr(run.err, err))
-        fail_msg("exit %d, want %d\nstdout: %s\nstderr: %s", run.exit_code, exit_code, run.out, run.err);
-    test_run_free(&run);
-}
-
 static json_t *json_of(test_run run, int exit_code)
 {
     json_t *json = json_loads(run.out, JSON_REJECT_DUPLICATES, NULL);
@@ -25,58 +18,58 @@ static json_t *json_of(test_run run, int exit_code)
 static void test_explains(void **state)
 {
     (void)state;
-    expect(test_mtp("inspect", SAMPLE "drafter_init"), 0, "a drafter", "");
-    expect(test_mtp("inspect", VERIFIER), 0, "a verifier", "");
-    expect(test_mtp("inspect", SAMPLE "eval/sample_0100.safetensors", "--verifier", VERIFIER), 0, "a stored sample",
-           "");
-    expect(test_mtp("inspect", SAMPLE "raw"), 0, "with_sidecar_line      6\n", "");
+    test_expect(test_mtp("inspect", SAMPLE "drafter_init"), 0, "a drafter", "");
+    test_expect(test_mtp("inspect", VERIFIER), 0, "a verifier", "");
+    test_expect(test_mtp("inspect", SAMPLE "eval/sample_0100.safetensors", "--verifier", VERIFIER), 0,
+                "a stored sample", "");
+    test_expect(test_mtp("inspect", SAMPLE "raw"), 0, "with_sidecar_line      6\n", "");
     json_t *json = json_of(test_mtp("inspect", "--json", SAMPLE "train"), 0);
     assert_string_equal(json_string_value(json_object_get(json, "kind")), "samples");
     json_decref(json);
     const char *directory = test_dir();
-    expect(test_mtp("inspect", directory), 3, "", "no directory that mtp knows");
-    expect(test_mtp("inspect", test_path("%s/no", directory)), 3, "", "no such file");
-    expect(test_mtp("inspect", "/dev/null"), 3, "", "/dev/null");
-    expect(test_mtp("inspect"), 2, "", "PATH");
-    expect(test_mtp("inspect", SAMPLE "train", SAMPLE "eval"), 2, "", "");
+    test_expect(test_mtp("inspect", directory), 3, "", "no directory that mtp knows");
+    test_expect(test_mtp("inspect", test_path("%s/no", directory)), 3, "", "no such file");
+    test_expect(test_mtp("inspect", "/dev/null"), 3, "", "/dev/null");
+    test_expect(test_mtp("inspect"), 2, "", "PATH");
+    test_expect(test_mtp("inspect", SAMPLE "train", SAMPLE "eval"), 2, "", "");
 }
 
 static void test_strict(void **state)
 {
     (void)state;
     const char *directory = test_path("%s/export", test_dir()), *weights = test_path("%s/model.safetensors", directory);
-    expect(test_mtp("inspect", "--strict", SAMPLE "drafter_init", "--verifier", VERIFIER), 0, "ready for every engine",
-           "");
-    expect(test_mtp("inspect", "--strict", SAMPLE "drafter_init"), 0, "note: ", "");
+    test_expect(test_mtp("inspect", "--strict", SAMPLE "drafter_init", "--verifier", VERIFIER), 0,
+                "ready for every engine", "");
+    test_expect(test_mtp("inspect", "--strict", SAMPLE "drafter_init"), 0, "note: ", "");
     test_copy(SAMPLE "drafter_init", directory);
     test_tensors file = test_tensors_open(weights);
     test_tensors_drop(&file, "model.layers.0.layer_scalar");
     test_tensors_put(&file, "lm_head.weight", MTP_BF16, 2, (int64_t[]){2048, 64});
     test_tensors_write(&file, weights);
     test_tensors_close(&file);
-    expect(test_mtp("inspect", "--strict", directory, "--verifier", VERIFIER), 3,
-           "refused: model.safetensors: model.layers.0.layer_scalar is missing [vLLM (silently takes 1.0)", "");
-    expect(test_mtp("inspect", "--strict", directory, "--verifier", VERIFIER), 3,
-           "refused: model.safetensors: lm_head.weight", "");
-    expect(test_mtp("inspect", directory), 3, "problem: ", "");
+    test_expect(test_mtp("inspect", "--strict", directory, "--verifier", VERIFIER), 3,
+                "refused: model.safetensors: model.layers.0.layer_scalar is missing [vLLM (silently takes 1.0)", "");
+    test_expect(test_mtp("inspect", "--strict", directory, "--verifier", VERIFIER), 3,
+                "refused: model.safetensors: lm_head.weight", "");
+    test_expect(test_mtp("inspect", directory), 3, "problem: ", "");
     json_t *json = json_of(test_mtp("inspect", "--strict", "--json", directory, "--verifier", VERIFIER), 3);
     assert_true(json_is_false(json_object_get(json, "ready")));
     assert_int_equal(json_array_size(json_object_get(json, "findings")), 2);
     json_decref(json);
-    expect(test_mtp("inspect", "--strict", test_path("%s/no", directory)), 3, "", "no such directory");
+    test_expect(test_mtp("inspect", "--strict", test_path("%s/no", directory)), 3, "", "no such directory");
 }
 
 /* A reason stands once, and of a directory of another kind only what it is. */
 static void test_strict_other_kinds(void **state)
 {
     (void)state;
-    expect(test_mtp("inspect", "--strict", VERIFIER), 3,
-           "refused: config.json model_type: \"gemma4_text\" is not a drafter", "");
+    test_expect(test_mtp("inspect", "--strict", VERIFIER), 3,
+                "refused: config.json model_type: \"gemma4_text\" is not a drafter", "");
     test_run run = test_mtp("inspect", "--strict", VERIFIER);
     assert_null(strstr(run.out, "per_layer_input"));
     test_run_free(&run);
-    expect(test_mtp("inspect", "--strict", test_dir()), 3, "refused: config.json cannot open: ", "");
-    expect(test_mtp("inspect", "--strict", test_dir()), 3, "refused: model.safetensors cannot open: ", "");
+    test_expect(test_mtp("inspect", "--strict", test_dir()), 3, "refused: config.json cannot open: ", "");
+    test_expect(test_mtp("inspect", "--strict", test_dir()), 3, "refused: model.safetensors cannot open: ", "");
 }
 
 /* The settings of a run stand one a line, as a configuration has them. */
@@ -90,7 +83,7 @@ static void test_run_is_readable(void **state)
                                  "train.max_steps = 1\noutput.output_dir = \"%s\"\n",
                                  SAMPLE "drafter_init", VERIFIER, data, run_dir);
     test_write(config, text, strlen(text));
-    expect(test_mtp("train", config), 0, "", "");
+    test_expect(test_mtp("train", config), 0, "", "");
     test_run run = test_mtp("inspect", run_dir);
     assert_int_equal(run.exit_code, 0);
     assert_non_null(strstr(run.out, "\n    train.max_steps = 1\n"));
@@ -100,7 +93,7 @@ static void test_run_is_readable(void **state)
     const json_t *settings = json_object_get(json_object_get(json, "facts"), "settings");
     assert_string_equal(json_string_value(json_object_get(settings, "train.max_steps")), "1");
     json_decref(json);
-    expect(test_mtp("eval", "--model", run_dir, "--verifier", VERIFIER, "--data", data), 3, "", "is no drafter: ");
+    test_expect(test_mtp("eval", "--model", run_dir, "--verifier", VERIFIER, "--data", data), 3, "", "is no drafter: ");
 }
 
 int main(void)

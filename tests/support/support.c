@@ -150,6 +150,13 @@ void test_run_free(test_run *run)
     *run = (test_run){0};
 }
 
+void test_expect(test_run run, int exit_code, const char *out, const char *err)
+{
+    if (run.exit_code != exit_code || !strstr(run.out, out) || !strstr(run.err, err))
+        fail_msg("exit %d, want %d\nstdout: %s\nstderr: %s", run.exit_code, exit_code, run.out, run.err);
+    test_run_free(&run);
+}
+
 /* ---- numbers -------------------------------------------------------------------------------------------------- */
 
 static uint64_t next(test_rng *rng)

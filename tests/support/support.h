@@ -51,6 +51,8 @@ typedef struct test_run {
 test_run test_execute(const char *const *argv);
 #define test_mtp(...) test_execute((const char *const[]){MTP_TEST_PROGRAM, __VA_ARGS__, NULL})
 void test_run_free(test_run *run);
+/* Fail unless the program ended with `exit_code` and printed texts that hold `out` and `err`; frees the run. */
+void test_expect(test_run run, int exit_code, const char *out, const char *err);
 
 /* ---- reproducible numbers ------------------------------------------------------------------------------------- */
 typedef struct test_rng {
