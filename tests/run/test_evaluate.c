@@ -7,39 +7,14 @@
 
 #include "edit.h"
 #include "mtp/eval.h"
+#include "opened.h"
 
-typedef struct opened {
-    mtp_context *context;
-    mtp_verifier *verifier;
-    mtp_drafter *drafter;
-    mtp_dataset *dataset;
-} opened;
-
-static opened open_all(const char *drafter, const char *verifier, const char *samples)
+static test_opened open_sample(const char *drafter)
 {
-    opened o = {0};
-    const char *paths[] = {test_path(MTP_TEST_DATA "/%s", samples)};
-    assert_ok(mtp_context_create(&(mtp_context_options){0}, &o.context));
-    assert_ok(mtp_verifier_open(test_path(MTP_TEST_DATA "/%s", verifier), NULL, &o.verifier));
-    assert_ok(mtp_drafter_load(o.context, test_path(MTP_TEST_DATA "/%s", drafter), &o.drafter));
-    assert_ok(mtp_dataset_open(paths, 1, o.verifier, &(mtp_dataset_options){0}, &o.dataset));
-    return o;
+    return test_open(test_path("sample/%s", drafter), "sample/verifier", "sample/eval");
 }
 
-static opened open_sample(const char *drafter)
-{
-    return open_all(test_path("sample/%s", drafter), "sample/verifier", "sample/eval");
-}
-
-static void close_all(opened *o)
-{
-    mtp_dataset_close(o->dataset);
-    mtp_drafter_free(o->drafter);
-    mtp_verifier_close(o->verifier);
-    mtp_context_free(o->context);
-}
-
-static mtp_evaluation evaluate(const opened *o, mtp_evaluator_options options)
+static mtp_evaluation evaluate(const test_opened *o, mtp_evaluator_options options)
 {
     mtp_evaluator *evaluator = NULL;
     mtp_evaluation evaluation;
@@ -70,14 +45,14 @@ static void counts_of_the_reference(void **state)
         {"drafter_init_dense", 3, 0, 3455, {7, 0, 0}, 3462, {7, 0, 0}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        opened o = open_sample(cases[i].drafter);
+        test_opened o = open_sample(cases[i].drafter);
         mtp_evaluation e = evaluate(&o, (mtp_evaluator_options){.num_speculative_steps = cases[i].K,
                                                                 .position_offset = cases[i].position_offset,
                                                                 .acceptance_only = true});
         assert_counts(&e.rounds, cases[i].rounds, cases[i].rounds_accepted, cases[i].K);
         assert_counts(&e.positions, cases[i].positions, cases[i].positions_accepted, cases[i].K);
         mtp_evaluation_free(&e);
-        close_all(&o);
+        test_close(&o);
     }
 }
 
@@ -93,7 +68,7 @@ static void assert_table(const mtp_acceptance *acceptance, double mean, double f
 static void table_of_the_reference(void **state)
 {
     (void)state;
-    opened o = open_sample("drafter_reference");
+    test_opened o = open_sample("drafter_reference");
     mtp_evaluation e = evaluate(&o, (mtp_evaluator_options){0});
     assert_int_equal(e.num_speculative_steps, 3);
     assert_table(&e.rounds, .354, .222, .090, .042);
@@ -122,14 +97,14 @@ static void table_of_the_reference(void **state)
     e = evaluate(&o, (mtp_evaluator_options){.position_offset = 1, .acceptance_only = true});
     assert_table(&e.rounds, .352, .222, .086, .044);
     mtp_evaluation_free(&e);
-    close_all(&o);
+    test_close(&o);
 }
 
 /* The same rows in other batches: equal counts; sums of losses in another order. */
 static void batches_change_nothing(void **state)
 {
     (void)state;
-    opened o = open_sample("drafter_reference");
+    test_opened o = open_sample("drafter_reference");
     mtp_evaluation a = evaluate(&o, (mtp_evaluator_options){0});
     mtp_evaluation b = evaluate(&o, (mtp_evaluator_options){.tokens_per_batch = 1});
     mtp_evaluation c = evaluate(&o, (mtp_evaluator_options){.tokens_per_batch = 700});
@@ -147,14 +122,14 @@ static void batches_change_nothing(void **state)
     mtp_evaluation_free(&a);
     mtp_evaluation_free(&b);
     mtp_evaluation_free(&c);
-    close_all(&o);
+    test_close(&o);
 }
 
 /* One evaluator sees the weights as they are at each run. */
 static void evaluates_what_is_in_memory(void **state)
 {
     (void)state;
-    opened o = open_sample("drafter_reference");
+    test_opened o = open_sample("drafter_reference");
     mtp_evaluator *evaluator = NULL;
     mtp_evaluation first, again, changed;
     assert_ok(mtp_evaluator_create(o.drafter, o.verifier, o.dataset, &(mtp_evaluator_options){0}, &evaluator));
@@ -180,7 +155,7 @@ static void evaluates_what_is_in_memory(void **state)
     mtp_evaluation_free(&again);
     mtp_evaluation_free(&changed);
     mtp_evaluator_free(evaluator);
-    close_all(&o);
+    test_close(&o);
 }
 
 /* loss.step, loss.centroid_step and loss.total of the reference cases. */
@@ -199,9 +174,9 @@ static void loss_of_the_reference_cases(void **state)
         {"m12b_flat", 0, {6.223121643066406, 5.846078395843506, 6.164706707000732}, {0, 0, 0}, 6.096971035003662},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        opened o =
-            open_all(test_path("goldens/%s/assistant", cases[i].name), test_path("goldens/%s/verifier", cases[i].name),
-                     test_path("goldens/%s/samples", cases[i].name));
+        test_opened o =
+            test_open(test_path("goldens/%s/assistant", cases[i].name), test_path("goldens/%s/verifier", cases[i].name),
+                      test_path("goldens/%s/samples", cases[i].name));
         const bool ordered = cases[i].centroid_weight > 0;
         const mtp_step_config loss = {.head_mode = ordered ? MTP_HEAD_MASKED : MTP_HEAD_FLAT,
                                       .step_weight_beta = 0.6,
@@ -214,7 +189,7 @@ static void loss_of_the_reference_cases(void **state)
         assert_float_equal(e.loss, cases[i].total, 2e-5);
         assert_int_equal(e.ordered, ordered);
         mtp_evaluation_free(&e);
-        close_all(&o);
+        test_close(&o);
     }
 }
 
@@ -222,7 +197,8 @@ static void loss_of_the_reference_cases(void **state)
 static void short_samples_are_counted(void **state)
 {
     (void)state;
-    opened o = open_all("goldens/e2b_masked/assistant", "goldens/e2b_masked/verifier", "goldens/e2b_masked/samples");
+    test_opened o =
+        test_open("goldens/e2b_masked/assistant", "goldens/e2b_masked/verifier", "goldens/e2b_masked/samples");
     mtp_evaluation e = evaluate(&o, (mtp_evaluator_options){.num_speculative_steps = 10});
     assert_int_equal(e.positions.count, 6 + 3);
     assert_int_equal(e.samples[0].positions.count, 6);
@@ -238,7 +214,7 @@ static void short_samples_are_counted(void **state)
                                       &(mtp_evaluator_options){.num_speculative_steps = 16}, &evaluator),
                  MTP_E_DATA, "none of the 3 samples is long enough for a round of 16 drafts");
     assert_null(evaluator);
-    close_all(&o);
+    test_close(&o);
 }
 
 static bool stop_at_once(void *user, int64_t done, int64_t total)
@@ -250,7 +226,7 @@ static bool stop_at_once(void *user, int64_t done, int64_t total)
 static void refuses_and_stops(void **state)
 {
     (void)state;
-    opened o = open_sample("drafter_init");
+    test_opened o = open_sample("drafter_init");
     mtp_evaluator *evaluator = NULL;
     mtp_evaluation evaluation;
     assert_fails(mtp_evaluator_create(o.drafter, o.verifier, o.dataset,
@@ -271,12 +247,12 @@ static void refuses_and_stops(void **state)
     mtp_evaluator_free(evaluator);
     mtp_evaluator_free(NULL);
     mtp_evaluation_free(NULL);
-    close_all(&o);
+    test_close(&o);
 
-    o = open_all("goldens/e2b_masked/assistant", "sample/verifier", "sample/eval");
+    o = test_open("goldens/e2b_masked/assistant", "sample/verifier", "sample/eval");
     assert_fails(mtp_evaluator_create(o.drafter, o.verifier, o.dataset, &(mtp_evaluator_options){0}, &evaluator),
                  MTP_E_DATA, "verifier");
-    close_all(&o);
+    test_close(&o);
 }
 
 /* A verifier whose embedding holds a NaN: every file is well-formed, and the figures would be NaN. */
@@ -291,7 +267,7 @@ static void figures_are_finite(void **state)
     for (int64_t i = 0; i < 2048 * 128; i++) table[i] = NAN;
     test_tensors_write(&tensors, test_path("%s/model.safetensors", verifier));
     test_tensors_close(&tensors);
-    opened o = open_sample("drafter_init");
+    test_opened o = open_sample("drafter_init");
     mtp_verifier *damaged = NULL; /* beside the sound one, which the data set goes on using */
     assert_ok(mtp_verifier_open(verifier, NULL, &damaged));
     mtp_evaluator *evaluator = NULL;
@@ -300,7 +276,7 @@ static void figures_are_finite(void **state)
     assert_fails(mtp_evaluator_run(evaluator, &evaluation), MTP_E_DATA, "sample_0100.safetensors, is not finite");
     mtp_evaluator_free(evaluator);
     mtp_verifier_close(damaged);
-    close_all(&o);
+    test_close(&o);
 }
 
 int main(void)

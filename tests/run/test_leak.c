@@ -3,38 +3,13 @@
  * compared; it compares every output, to the bit or to the stated tolerance. */
 #include "support.h"
 
+#include "opened.h"
 #include "run/leak.h"
 
-typedef struct opened {
-    mtp_context *context;
-    mtp_verifier *verifier;
-    mtp_drafter *drafter;
-    mtp_dataset *dataset;
-} opened;
-
-static opened open_all(const char *drafter, const char *verifier, const char *samples)
+static test_opened open_case(const char *name)
 {
-    opened o = {0};
-    const char *paths[] = {test_path(MTP_TEST_DATA "/%s", samples)};
-    assert_ok(mtp_context_create(&(mtp_context_options){0}, &o.context));
-    assert_ok(mtp_verifier_open(test_path(MTP_TEST_DATA "/%s", verifier), NULL, &o.verifier));
-    assert_ok(mtp_drafter_load(o.context, test_path(MTP_TEST_DATA "/%s", drafter), &o.drafter));
-    assert_ok(mtp_dataset_open(paths, 1, o.verifier, &(mtp_dataset_options){0}, &o.dataset));
-    return o;
-}
-
-static opened open_case(const char *name)
-{
-    return open_all(test_path("goldens/%s/assistant", name), test_path("goldens/%s/verifier", name),
-                    test_path("goldens/%s/samples", name));
-}
-
-static void close_all(opened *o)
-{
-    mtp_dataset_close(o->dataset);
-    mtp_drafter_free(o->drafter);
-    mtp_verifier_close(o->verifier);
-    mtp_context_free(o->context);
+    return test_open(test_path("goldens/%s/assistant", name), test_path("goldens/%s/verifier", name),
+                     test_path("goldens/%s/samples", name));
 }
 
 static void assert_holds(const mtp_leak_report *report)
@@ -50,7 +25,7 @@ static void holds_on_reference_cases(void **state)
     (void)state;
     static const char *const cases[] = {"e2b_masked", "e2b_bf16_data", "m12b_flat", "e2b_position_plus_one"};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        opened o = open_case(cases[i]);
+        test_opened o = open_case(cases[i]);
         mtp_leak_report report;
         const mtp_leak_options options = {.rows_per_document = 1 << 20, .position_offset = i == 3};
         assert_ok(mtp_leak_check(o.drafter, o.verifier, o.dataset, &options, &report));
@@ -67,14 +42,14 @@ static void holds_on_reference_cases(void **state)
         assert_int_equal(report.properties[MTP_LEAK_CONTROL].moved, rows);
         assert_true(report.properties[MTP_LEAK_WINDOW].rows > 0);
         assert_true(report.properties[MTP_LEAK_WINDOW].rows < rows); /* the first ones see their whole past */
-        close_all(&o);
+        test_close(&o);
     }
 }
 
 static void holds_on_the_sample(void **state)
 {
     (void)state;
-    opened o = open_all("sample/drafter_reference", "sample/verifier", "sample/eval");
+    test_opened o = test_open("sample/drafter_reference", "sample/verifier", "sample/eval");
     mtp_leak_report report;
     const mtp_leak_options options = {.rows_per_document = 9, .tokens_per_batch = 1500};
     assert_ok(mtp_leak_check(o.drafter, o.verifier, o.dataset, &options, &report));
@@ -82,11 +57,11 @@ static void holds_on_the_sample(void **state)
     assert_int_equal(report.documents, 20);
     assert_int_equal(report.skipped, 0);
     assert_int_equal(report.properties[MTP_LEAK_FUTURE].rows, 180);
-    close_all(&o);
+    test_close(&o);
 }
 
 /* The pieces as mtp_leak_check uses them, over all samples of the data set at once. */
-static mtp__leak open_leak(const opened *o, int64_t per_document)
+static mtp__leak open_leak(const test_opened *o, int64_t per_document)
 {
     const int64_t samples[] = {0, 1, 2};
     mtp__leak leak = {.drafter = o->drafter, .verifier = o->verifier, .dataset = o->dataset};
@@ -102,7 +77,7 @@ static mtp__leak open_leak(const opened *o, int64_t per_document)
 static void finds_a_planted_leak(void **state)
 {
     (void)state;
-    opened o = open_case("e2b_masked");
+    test_opened o = open_case("e2b_masked");
     mtp__leak leak = open_leak(&o, 1 << 20);
     mtp_leak_property property = {.holds = true};
     leak.rule.future = 0; /* key j = t counts as the future */
@@ -127,14 +102,14 @@ static void finds_a_planted_leak(void **state)
     assert_true(property.holds);
     assert_int_equal(property.moved, 0);
     mtp__leak_close(&leak);
-    close_all(&o);
+    test_close(&o);
 }
 
 /* A control that moves nothing is a failure: the drafter reads no K/V when its attention's output has no weight. */
 static void control_must_move(void **state)
 {
     (void)state;
-    opened o = open_case("e2b_masked");
+    test_opened o = open_case("e2b_masked");
     mtp__leak leak = open_leak(&o, 4);
     mtp_leak_property property = {.holds = true};
     assert_ok(mtp__leak_test(&leak, MTP_LEAK_CONTROL, &property));
@@ -152,13 +127,13 @@ static void control_must_move(void **state)
     assert_non_null(strstr(property.first, "sample_0000.safetensors, position "));
     assert_non_null(strstr(property.first, ": nothing moved"));
     mtp__leak_close(&leak);
-    close_all(&o);
+    test_close(&o);
 }
 
 static void rows_are_spread(void **state)
 {
     (void)state;
-    opened o = open_case("e2b_masked");
+    test_opened o = open_case("e2b_masked");
     mtp__leak all = open_leak(&o, 1 << 20), some = open_leak(&o, 3), one = open_leak(&o, 1);
     assert_int_equal(some.probed.num_rows, 9);
     assert_int_equal(one.probed.num_rows, 3);
@@ -171,7 +146,7 @@ static void rows_are_spread(void **state)
     mtp__leak_close(&all);
     mtp__leak_close(&some);
     mtp__leak_close(&one);
-    close_all(&o);
+    test_close(&o);
 }
 
 /* Two rows of two steps that are equal; then each output moves alone, by one unit in the last place. */
@@ -222,7 +197,7 @@ static void compares_every_output(void **state)
 static void refuses(void **state)
 {
     (void)state;
-    opened o = open_case("e2b_masked");
+    test_opened o = open_case("e2b_masked");
     mtp_leak_report report;
     assert_fails(
         mtp_leak_check(o.drafter, o.verifier, o.dataset, &(mtp_leak_options){.num_speculative_steps = 65}, &report),
@@ -230,7 +205,7 @@ static void refuses(void **state)
     assert_fails(
         mtp_leak_check(o.drafter, o.verifier, o.dataset, &(mtp_leak_options){.rows_per_document = -1}, &report),
         MTP_E_CONFIG, "rows_per_document");
-    close_all(&o);
+    test_close(&o);
 }
 
 int main(void)
