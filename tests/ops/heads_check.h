@@ -330,4 +330,28 @@ static inline void heads_check_differences(mtp_device *device, heads_shape s)
     ops_expect("de by differences", &h.de, de, 1e-3);
 }
 
+/* ---- groups of checks -------------------------------------------------------------------------------------------- */
+
+/* The formula at every shape. */
+static inline void heads_check_formulas(mtp_device *device, const heads_shape *shapes, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        heads_check_formula(device, shapes[i]);
+        ops_release_buffers();
+    }
+}
+
+/* Optional outputs at one shape, rows alone at some, gradients by differences at a small one. */
+static inline void heads_check_properties(mtp_device *device, heads_shape optional, const heads_shape *alone,
+                                          size_t num_alone, heads_shape small)
+{
+    heads_check_optional(device, optional);
+    ops_release_buffers();
+    for (size_t i = 0; i < num_alone; i++) {
+        heads_check_rows(device, alone[i]);
+        ops_release_buffers();
+    }
+    heads_check_differences(device, small);
+}
+
 #endif

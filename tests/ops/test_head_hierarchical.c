@@ -13,22 +13,14 @@ enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
 
 static void formula(mtp_device *device)
 {
-    for (size_t i = 0; i < NUM_SHAPES; i++) {
-        heads_check_formula(device, shapes[i]);
-        ops_release_buffers();
-    }
+    heads_check_formulas(device, shapes, NUM_SHAPES);
 }
 
 static void properties(mtp_device *device)
 {
-    heads_check_optional(device, shapes[2]);
-    ops_release_buffers();
-    heads_check_rows(device, shapes[2]);
-    ops_release_buffers();
-    heads_check_rows(device, shapes[3]);
-    ops_release_buffers();
     const heads_shape small = {HEADS_HIERARCHICAL, 5, 16, 3, 5, 1, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0};
-    heads_check_differences(device, small);
+    const heads_shape alone[] = {shapes[2], shapes[3]};
+    heads_check_properties(device, shapes[2], alone, sizeof alone / sizeof *alone, small);
 }
 
 static void each_isa_follows_the_formula(void **state)
