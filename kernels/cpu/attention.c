@@ -4,7 +4,7 @@
  *   dP = do V^T              dS = P (dP - rowsum(do o))                  dq = dS K
  *
  * A tile is up to 256 rows of products: consecutive positions of one document times the query heads that share one K/V
- * head, padded with zero rows to a size of mtp__cpu_tile_rows. It walks the keys in blocks of KEY_BLOCK counted from
+ * head, padded with zero rows to a size of mtp__cpu_tile_rows_of. It walks the keys in blocks of KEY_BLOCK counted from
  * the document's first token, with the running maximum and sum of the online softmax kept per row. That is what makes a
  * row independent of its company: blocks, product shapes and order are the same wherever the row stands, and a block of
  * which a row sees nothing adds zeros. Keys that no row of the tile sees are never multiplied: they count as zero. */

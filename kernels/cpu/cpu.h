@@ -27,13 +27,13 @@ MTP_OP_LIST(MTP__CPU_DECLARE)
 
 /* Single-threaded row-major sgemm on tiles: C[m, n] = beta C + op(A) op(B), beta 0 or 1. A thin name for cblas_sgemm,
  * so that only cpu/blas.c sees CBLAS. Callers keep m (rows of C that are rows of the model) to the sizes of
- * mtp__cpu_tile_rows. */
+ * mtp__cpu_tile_rows_of. */
 void mtp__cpu_gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
                    const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 
 /* Products over model rows run in tiles of exactly 64, 128, 192 or 256 rows, the last one padded (with copies in
  * scratch), because the bits of a row of sgemm depend on small row counts: padded size of the tile that holds `rows` <=
- * 256 rows. */
+ * 256 rows. For the next function only: callers ask mtp__cpu_tile_rows_of. */
 enum { MTP__TILE_MIN = 64, MTP__TILE_MAX = 256 };
 static inline int64_t mtp__cpu_tile_rows(int64_t rows)
 {

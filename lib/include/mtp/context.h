@@ -13,9 +13,9 @@ extern "C" {
 typedef struct mtp_context mtp_context;
 
 typedef struct mtp_context_options {
-    const char *device; /* "cpu"; NULL: "cpu". Another name is MTP_E_CONFIG, which says what this build has */
-    int num_threads;    /* threads of the device's ops; 0: the cores this process may use */
-    const char *isa;    /* "plain", "avx2", "avx512"; NULL: the best this machine has */
+    const char *device;       /* "cpu"; NULL: "cpu". Another name is MTP_E_CONFIG, which says what this build has */
+    int num_threads;          /* threads of the device's ops; 0: the cores this process may use */
+    const char *isa;          /* "plain", "avx2", "avx512"; NULL: the best this machine has */
     const mtp_logger *logger; /* NULL: silent; must outlive the context */
 } mtp_context_options;
 
