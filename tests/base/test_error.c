@@ -61,6 +61,8 @@ static void exit_codes_are_the_documented_ones(void **state)
     assert_int_equal(mtp_status_exit_code(MTP_E_DATA), 3);
     assert_int_equal(mtp_status_exit_code(MTP_E_INTERRUPTED), 130);
     assert_string_equal(mtp_status_name((mtp_status)999), "MTP_E_INTERNAL");
+    assert_string_equal(mtp_status_text(MTP_E_INTERRUPTED), "interrupted");
+    assert_string_equal(mtp_status_text((mtp_status)999), mtp_status_text(MTP_E_INTERNAL));
 }
 
 int main(void)
