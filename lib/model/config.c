@@ -337,7 +337,7 @@ static mtp_status read_rope(const mtp__json_node *text, mtp_drafter_config *conf
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
         mtp_layer_geometry *geometry = &config->geometry[type];
         if (geometry->head_dim == 0) continue;
-        MTP_TRY(mtp__json_get_object(&parameters, mtp__layer_type_name(type), &rope));
+        MTP_TRY(mtp__json_get_object(&parameters, mtp__layer_type_name((mtp_layer_type)type), &rope));
         MTP_TRY(read_rope_type(&rope, geometry));
         MTP_TRY(read_positive(&rope, "rope_theta", &geometry->rope_theta));
         geometry->partial_rotary_factor = geometry->rope_factor = 1;
