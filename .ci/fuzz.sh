@@ -6,6 +6,8 @@ build()
 {
     bash .ci/deps.sh build check && cmake --preset fuzz -DMTP_WERROR=ON && cmake --build --preset fuzz -j "$jobs"
 }
+# libhdf5 keeps memory of damaged files
+export LSAN_OPTIONS=suppressions=$PWD/tests/support/leaks.txt:print_suppressions=0
 targets=0
 if check "build" build; then
     for target in build-fuzz/tests/fuzz/libfuzz_*; do

@@ -285,7 +285,7 @@ static void hanging_body(mtp_comm *comm, int out)
 {
     /* longer than the limit and the time to report; then it ends by itself */
     if (mtp_comm_where(comm).rank == VICTIM) {
-        sleep(6);
+        sleep(15);
         _exit(0);
     }
     tell_failure(comm, out);
@@ -304,7 +304,7 @@ static void assert_named(const world *own)
 static void killed(void **state)
 {
     (void)state;
-    world own = {.size = 3, .seconds = 3, .body = killed_body, .own_store = true};
+    world own = {.size = 3, .seconds = 20, .body = killed_body, .own_store = true};
     run_world(&own);
     assert_true(WIFSIGNALED(own.status[VICTIM]));
     assert_named(&own);
@@ -313,7 +313,7 @@ static void killed(void **state)
 static void hanging(void **state)
 {
     (void)state;
-    world own = {.size = 3, .seconds = 2, .body = hanging_body, .own_store = true};
+    world own = {.size = 3, .seconds = 5, .body = hanging_body, .own_store = true};
     run_world(&own);
     assert_named(&own);
 }
