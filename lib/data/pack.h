@@ -48,10 +48,5 @@ mtp_status mtp__pack_shard(const mtp_pack_options *options, const mtp_dataset *i
 /* The layout of samples [begin, end). */
 mtp__store_layout mtp__pack_layout(const mtp_pack_options *options, const mtp_dataset *input, int64_t begin,
                                    int64_t end);
-/* Supervised tokens that have a token before them. */
-static inline int64_t mtp__num_teacher(const mtp__dataset_entry *entry)
-{
-    return entry->num_supervised - (entry->num_supervised > 0 && entry->prompt_len == 0);
-}
 
 #endif

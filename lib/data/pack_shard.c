@@ -17,6 +17,12 @@ enum {
     PIECE = MTP__TEACHER_ROWS
 }; /* rows of a piece: memory of a worker is so many rows, whatever a sample's length */
 
+/* Supervised tokens that have a token before them. */
+static int64_t num_teacher(const mtp__dataset_entry *entry)
+{
+    return entry->num_supervised - (entry->num_supervised > 0 && entry->prompt_len == 0);
+}
+
 /* What all workers share. */
 typedef struct job {
     const mtp_pack_options *options;
@@ -62,7 +68,7 @@ mtp__store_layout mtp__pack_layout(const mtp_pack_options *options, const mtp_da
     for (int64_t i = begin; i < end; i++) {
         const mtp__dataset_entry entry = mtp__dataset_at(input, i);
         layout.num_tokens += entry.num_tokens;
-        if (options->teacher) layout.num_teacher += mtp__num_teacher(&entry);
+        if (options->teacher) layout.num_teacher += num_teacher(&entry);
     }
     return layout;
 }
@@ -357,7 +363,7 @@ static mtp_status place_samples(job *shared)
                                            .prompt_len = (uint32_t)entry.prompt_len,
                                            .first_target = (uint32_t)entry.first_target,
                                            .last_target = (uint32_t)entry.last_target,
-                                           .num_teacher = shared->teacher ? (uint32_t)mtp__num_teacher(&entry) : 0};
+                                           .num_teacher = shared->teacher ? (uint32_t)num_teacher(&entry) : 0};
         token += shared->rows[i].num_tokens;
         teacher += shared->rows[i].num_teacher;
     }

@@ -79,7 +79,7 @@ static mtp_status collect_rows(mtp__step *step, const int64_t *counts)
     const int64_t R = step->rows->num_rows, Mc = K * step->Rc;
     int32_t *index = step->host_ids, *target = index + Mc, *centroid = target + Mc;
     float *scale = step->host_floats, *centroid_scale = scale + Mc;
-    double weights[64];
+    double weights[MTP_MAX_SPECULATIVE_STEPS];
     int64_t m = 0;
 
     mtp__step_weights(&step->config, weights);

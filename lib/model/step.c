@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "model/workspace.h"
 
-enum { DEFAULT_ROWS_PER_CHUNK = 512, MAX_STEPS = 64 };
+enum { DEFAULT_ROWS_PER_CHUNK = 512 };
 
 void mtp__step_weights(const mtp_step_config *config, double *weights)
 {
@@ -18,7 +18,7 @@ void mtp__step_weights(const mtp_step_config *config, double *weights)
 
 double mtp__step_total(const mtp_step_config *config, const mtp__step_sums *sums, const int64_t *counts)
 {
-    double weights[MAX_STEPS], total = 0;
+    double weights[MTP_MAX_SPECULATIVE_STEPS], total = 0;
     mtp__step_weights(config, weights);
     for (int32_t k = 0; k < config->num_speculative_steps; k++)
         if (counts[k] > 0)
@@ -28,9 +28,9 @@ double mtp__step_total(const mtp_step_config *config, const mtp__step_sums *sums
 
 static mtp_status check_config(const mtp_step_config *config, const mtp_drafter_config *drafter)
 {
-    if (config->num_speculative_steps < 1 || config->num_speculative_steps > MAX_STEPS)
+    if (config->num_speculative_steps < 1 || config->num_speculative_steps > MTP_MAX_SPECULATIVE_STEPS)
         return MTP_FAIL(MTP_E_CONFIG, "num_speculative_steps is %d; it must be 1 to %d", config->num_speculative_steps,
-                        MAX_STEPS);
+                        MTP_MAX_SPECULATIVE_STEPS);
     if (config->position_offset != 0 && config->position_offset != 1)
         return MTP_FAIL(MTP_E_CONFIG,
                         "position_offset is %d; it must be 0 (vLLM, sglang) or 1 (transformers, llama.cpp)",

@@ -36,8 +36,8 @@ static mtp_status resolve(mtp_evaluator *evaluator, const mtp_evaluator_options 
     if (options->num_speculative_steps == 0) evaluator->options.num_speculative_steps = DEFAULT_STEPS;
     if (options->tokens_per_batch == 0) evaluator->options.tokens_per_batch = DEFAULT_TOKENS;
     const int32_t K = evaluator->options.num_speculative_steps;
-    if (K < 1 || K > MTP_EVAL_MAX_STEPS)
-        return MTP_FAIL(MTP_E_CONFIG, "num_speculative_steps is %d; it must be 1 to %d", K, MTP_EVAL_MAX_STEPS);
+    if (K < 1 || K > MTP_MAX_SPECULATIVE_STEPS)
+        return MTP_FAIL(MTP_E_CONFIG, "num_speculative_steps is %d; it must be 1 to %d", K, MTP_MAX_SPECULATIVE_STEPS);
     if (options->tokens_per_batch < 0)
         return MTP_FAIL(MTP_E_CONFIG, "tokens_per_batch is %lld; it must be 1 or more",
                         (long long)options->tokens_per_batch);
@@ -167,8 +167,8 @@ void mtp_evaluator_free(mtp_evaluator *evaluator)
 static mtp_status accept_batch(mtp_evaluator *evaluator, const mtp_batch *batch, mtp_evaluation *evaluation)
 {
     mtp__rows *rows = &evaluator->rows;
-    mtp__step_sums sums[MTP_EVAL_MAX_STEPS];
-    const int64_t no_losses[MTP_EVAL_MAX_STEPS] = {0};
+    mtp__step_sums sums[MTP_MAX_SPECULATIVE_STEPS];
+    const int64_t no_losses[MTP_MAX_SPECULATIVE_STEPS] = {0};
     mtp__step_outputs outputs = {.argmax = evaluator->drafts};
     for (int64_t d = 0; d < batch->num_documents; d++)
         evaluator->prompt_len[d] = mtp_dataset_sample(evaluator->dataset, batch->document_sample[d]).prompt_len;
@@ -207,8 +207,8 @@ static mtp_status check_finite(const mtp_evaluator *evaluator, const mtp_batch *
 static mtp_status teach_batch(mtp_evaluator *evaluator, const mtp_batch *batch, mtp__step_sums *total)
 {
     mtp__rows *rows = &evaluator->rows;
-    mtp__step_sums sums[MTP_EVAL_MAX_STEPS];
-    int64_t counts[MTP_EVAL_MAX_STEPS] = {0};
+    mtp__step_sums sums[MTP_MAX_SPECULATIVE_STEPS];
+    int64_t counts[MTP_MAX_SPECULATIVE_STEPS] = {0};
     MTP_TRY(mtp__rows_build(batch, MTP__ROWS_SUPERVISED, NULL, rows));
     if (rows->num_rows == 0) return MTP_OK;
     mtp__rows_count(rows, counts);
@@ -237,7 +237,7 @@ static mtp_status run_batch(mtp_evaluator *evaluator, int64_t index, mtp_evaluat
 
 static void finish_losses(const mtp_evaluator *evaluator, const mtp__step_sums *total, mtp_evaluation *evaluation)
 {
-    int64_t counts[MTP_EVAL_MAX_STEPS] = {0};
+    int64_t counts[MTP_MAX_SPECULATIVE_STEPS] = {0};
     for (int32_t k = 0; k < evaluation->num_speculative_steps; k++) {
         counts[k] = total[k].count;
         if (counts[k] == 0) continue;
@@ -275,7 +275,7 @@ static mtp_status begin(const mtp_evaluator *evaluator, mtp_evaluation *evaluati
 
 static mtp_status run_batches(mtp_evaluator *evaluator, mtp_evaluation *evaluation)
 {
-    mtp__step_sums total[MTP_EVAL_MAX_STEPS] = {{0}};
+    mtp__step_sums total[MTP_MAX_SPECULATIVE_STEPS] = {{0}};
     const int64_t documents = evaluator->batch_begin[evaluator->num_batches];
     MTP_TRY(begin(evaluator, evaluation));
     for (int64_t i = 0; i < evaluator->num_batches; i++) {

@@ -53,7 +53,7 @@ static json_t *short_acceptance(const mtp_acceptance *acceptance, int32_t K, boo
 static json_t *pooled_acceptance(const mtp_acceptance *acceptance, const double *sample_mean, double length_sample_mean,
                                  int32_t K, bool *ok)
 {
-    double rates[MTP_EVAL_MAX_STEPS], conditional[MTP_EVAL_MAX_STEPS];
+    double rates[MTP_MAX_SPECULATIVE_STEPS], conditional[MTP_MAX_SPECULATIVE_STEPS];
     for (int32_t k = 0; k < K; k++) {
         rates[k] = mtp_acceptance_rate(acceptance, k);
         conditional[k] = mtp_acceptance_conditional(acceptance, k);
@@ -104,9 +104,9 @@ static json_t *sample_list(const mtp_evaluation *evaluation, const mtp_dataset *
 static void put_loss(json_t *root, const mtp_evaluation *evaluation, bool *ok)
 {
     const int32_t K = evaluation->num_speculative_steps;
-    double loss[MTP_EVAL_MAX_STEPS], centroid_loss[MTP_EVAL_MAX_STEPS], accuracy[MTP_EVAL_MAX_STEPS],
-        miss[MTP_EVAL_MAX_STEPS];
-    int64_t supervised[MTP_EVAL_MAX_STEPS];
+    double loss[MTP_MAX_SPECULATIVE_STEPS], centroid_loss[MTP_MAX_SPECULATIVE_STEPS],
+        accuracy[MTP_MAX_SPECULATIVE_STEPS], miss[MTP_MAX_SPECULATIVE_STEPS];
+    int64_t supervised[MTP_MAX_SPECULATIVE_STEPS];
     for (int32_t k = 0; k < K; k++) {
         const mtp_step_figures *step = &evaluation->steps[k];
         loss[k] = step->loss;

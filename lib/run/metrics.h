@@ -28,8 +28,8 @@ typedef struct mtp__update {
     double loss;          /* of the global batch */
     double grad_norm;     /* before clipping */
     double learning_rate;
-    mtp__step_sums sums[MTP_EVAL_MAX_STEPS]; /* [K] */
-    int64_t counts[MTP_EVAL_MAX_STEPS];      /* [K] N_k */
+    mtp__step_sums sums[MTP_MAX_SPECULATIVE_STEPS]; /* [K] */
+    int64_t counts[MTP_MAX_SPECULATIVE_STEPS];      /* [K] N_k */
 } mtp__update;
 
 /* What depends on the clock and the machine, since the last line. */

@@ -39,7 +39,7 @@ static mtp_status fetch(mtp__trainer *t, int64_t done, mtp__update *u)
 static mtp_status differentiate(mtp__trainer *t, mtp__update *u)
 {
     mtp_context *context = t->context;
-    mtp__step_sums sums[MTP_EVAL_MAX_STEPS];
+    mtp__step_sums sums[MTP_MAX_SPECULATIVE_STEPS];
     MTP_TRY(
         context->ops->memory_zero(context->device, t->drafter->grads, (size_t)t->drafter->num_grads * sizeof(float)));
     for (int64_t i = 0; i < t->held; i++) {

@@ -103,7 +103,6 @@ mtp_status mtp__check_read_rows(const mtp__check_data *data, int field, int64_t 
 mtp_status mtp__check_read(const mtp_check *check, int64_t index, mtp__check_data *data, mtp_check_finding *finding);
 /* What is reported of `finding`, data->repeated and data->v_scale: the one that explains most. */
 void mtp__check_settle(const mtp__check_data *data, mtp_check_finding *finding);
-void mtp__check_free_data(mtp__check_data *data);
 /* keys.c: K against its norm and its position, global V against K. */
 mtp_status mtp__check_test_keys(const mtp_check *check, const mtp__check_data *data, mtp_check_finding *finding);
 /* Turn a row [heads, D] of K back by `position`. */

@@ -39,7 +39,7 @@ static bool parse(int argc, char **argv, eval_options *options, int *exit_code)
          .target = &options->num_speculative_steps,
          .value = "K",
          .min = 1,
-         .max = MTP_EVAL_MAX_STEPS,
+         .max = MTP_MAX_SPECULATIVE_STEPS,
          .help = "Drafts a round. Default 3."},
         {.name = "position-offset",
          .kind = ARGS_INT,

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { MTP_EVAL_MAX_STEPS = 64, MTP_EVAL_BUCKETS = 32 };
+enum { MTP_EVAL_BUCKETS = 32 };
 
 typedef struct mtp_evaluator_options {
     int32_t num_speculative_steps; /* K, 1..64; 0: 3 */
@@ -41,8 +41,8 @@ typedef struct mtp_evaluator_options {
 
 /* Rounds and what they accepted. */
 typedef struct mtp_acceptance {
-    int64_t count;                        /* rounds */
-    int64_t accepted[MTP_EVAL_MAX_STEPS]; /* [K]: rounds in which draft k was accepted */
+    int64_t count;                               /* rounds */
+    int64_t accepted[MTP_MAX_SPECULATIVE_STEPS]; /* [K]: rounds in which draft k was accepted */
 } mtp_acceptance;
 
 /* Share of rounds that accepted draft k; 0 without rounds. */
@@ -80,9 +80,10 @@ typedef struct mtp_evaluation {
     mtp_head_mode head_mode;          /* of the loss */
     mtp_acceptance rounds, positions; /* pooled over all samples */
     /* Means over the samples that have a round, each sample counting once. */
-    double rounds_sample_mean[MTP_EVAL_MAX_STEPS], positions_sample_mean[MTP_EVAL_MAX_STEPS]; /* [K] rates */
+    double rounds_sample_mean[MTP_MAX_SPECULATIVE_STEPS],
+        positions_sample_mean[MTP_MAX_SPECULATIVE_STEPS];           /* [K] rates */
     double rounds_length_sample_mean, positions_length_sample_mean; /* accepted length without the bonus token */
-    mtp_step_figures steps[MTP_EVAL_MAX_STEPS];                     /* [K] */
+    mtp_step_figures steps[MTP_MAX_SPECULATIVE_STEPS];              /* [K] */
     double loss; /* sum_k w_k (loss_k + centroid_weight centroid_loss_k), as training reports it */
     int64_t num_samples;
     mtp_sample_figures *samples; /* [num_samples], in the order of the data set; owned by the evaluation */

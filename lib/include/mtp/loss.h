@@ -21,9 +21,11 @@ typedef enum mtp_feeding {
     MTP_FEED_SELF     /* the drafter's own argmax, as serving takes it */
 } mtp_feeding;
 
+enum { MTP_MAX_SPECULATIVE_STEPS = 64 }; /* the most draft steps K anywhere */
+
 /* One forward (and backward) of a drafter over rows. */
 typedef struct mtp_step_config {
-    int32_t num_speculative_steps; /* K, 1..64 */
+    int32_t num_speculative_steps; /* K, 1..MTP_MAX_SPECULATIVE_STEPS */
     int32_t position_offset;       /* rotary position is t + offset: 0 (vLLM, sglang) or 1 (transformers, llama.cpp) */
     mtp_feeding feeding;
     mtp_head_mode head_mode;
