@@ -54,7 +54,7 @@ mtp_status synthetic_config(const char *size, int64_t vocab_size, mtp_drafter_co
         .sliding_window = row->W,
         .rms_norm_eps = 1e-6,
         .ordered = row->ordered,
-        .num_centroids = row->ordered ? 2048 : 0,
+        .num_centroids = row->ordered ? (vocab_size ? vocab_size : 262144) / 128 : 0,
         .centroid_top_k = row->ordered ? 32 : 0,
         .max_position_embeddings = 262144,
         .dtype = MTP_BF16,
