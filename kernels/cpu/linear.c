@@ -23,7 +23,9 @@ enum {
     ROWS_CONVERTED = 256,            /* when rows are first converted to fp32 in scratch */
     DEPTH_CONVERTED = 512,           /* the same for the rows that dW sums over */
     FIXED_ROWS = MTP__TILE_MAX,
-    PACKING = 24, /* packing one element of a factor costs about as much as 24 multiply-adds */
+    /* packing one element of a factor costs about as much as so many multiply-adds: of A, and of B */
+    PACKING_ROWS = 20,
+    PACKING_COLS = 28,
 };
 
 static int64_t divide_up(int64_t n, int64_t by)
@@ -55,7 +57,8 @@ static tiling tiles_of(int64_t rows, int64_t cols, int64_t tile_rows, int64_t ti
 static double cost_of(const tiling *t, int64_t threads)
 {
     const double rounds = (double)divide_up(t->row_tiles * t->col_tiles, threads);
-    return rounds * ((double)t->rows * (double)t->cols + PACKING * (double)(t->rows + t->cols));
+    return rounds *
+           ((double)t->rows * (double)t->cols + PACKING_ROWS * (double)t->rows + PACKING_COLS * (double)t->cols);
 }
 
 /* The cheapest way to cut C[rows, cols] of depth `depth` into tiles of at most `most` rows. Columns are cut at
