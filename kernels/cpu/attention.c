@@ -12,7 +12,7 @@
 #include <omp.h>
 #include <string.h>
 
-#include "cpu/check.h"
+#include "check.h"
 #include "cpu/cpu.h"
 
 enum { KEY_BLOCK = 128 };

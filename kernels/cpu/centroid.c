@@ -13,7 +13,7 @@
 #include <omp.h>
 #include <string.h>
 
-#include "cpu/check.h"
+#include "check.h"
 #include "cpu/cpu.h"
 
 /* ---- top-k ------------------------------------------------------------------------------------------------------- */

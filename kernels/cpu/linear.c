@@ -7,7 +7,7 @@
 #include <omp.h>
 #include <string.h>
 
-#include "cpu/check.h"
+#include "check.h"
 #include "cpu/cpu.h"
 
 /* ---- how to cut C[rows, cols] ------------------------------------------------------------------------------------ */

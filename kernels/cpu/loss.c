@@ -12,7 +12,7 @@
 #include <omp.h>
 #include <string.h>
 
-#include "cpu/check.h"
+#include "check.h"
 #include "cpu/cpu.h"
 
 enum { VOCAB_BLOCK = 1024, MAX_WIDTH = VOCAB_BLOCK + VOCAB_BLOCK / 2, NUM_PARTIALS = 32, SUM_BLOCK = 4096 };

@@ -1,5 +1,5 @@
 /* The gated activation of the MLP and its backward (formulas: ops.h). */
-#include "cpu/check.h"
+#include "check.h"
 #include "cpu/cpu.h"
 
 mtp_status mtp__cpu_geglu_fwd(mtp_device *device, const mtp_geglu_args *a)

@@ -1,7 +1,7 @@
 /* AdamW and the sum of squares that the gradient norm is made of (formulas: ops.h). */
 #include <math.h>
 
-#include "cpu/check.h"
+#include "check.h"
 #include "cpu/cpu.h"
 
 /* The view is one stretch of memory of a known shape. */

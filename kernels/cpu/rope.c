@@ -1,7 +1,7 @@
 /* Rotary embedding: the table of angles, and the rotation with its inverse (formulas: ops.h). */
 #include <math.h>
 
-#include "cpu/check.h"
+#include "check.h"
 #include "cpu/cpu.h"
 
 enum { POSITION_MOST = 1 << 24 }; /* fp32 holds every integer up to here */

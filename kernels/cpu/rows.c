@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "cpu/check.h"
+#include "check.h"
 #include "cpu/cpu.h"
 
 static mtp_status check_indices(const char *op, const char *name, const mtp_view *indices, int64_t limit)

@@ -1,9 +1,13 @@
-/* Argument checks and scratch carving that the ops of the CPU backend share. Internal to kernels/cpu. */
+/* Argument checks and scratch carving that the ops of all backends share. Internal to kernels/. */
 #ifndef MTP_KERNELS_CHECK_H
 #define MTP_KERNELS_CHECK_H
 
 #include "base/error.h"
 #include "ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum { MTP__REAL = -1 }; /* as a dtype to check for: F32, BF16 or F16 */
 
@@ -14,11 +18,25 @@ mtp_status mtp__check_view(const char *op, const char *name, const mtp_view *vie
 /* Scratch must be there, 64-byte aligned and of at least `needed` bytes. */
 mtp_status mtp__check_scratch(const char *op, const mtp_scratch *scratch, size_t needed);
 
+#ifdef __cplusplus
+}
+#endif
+
 /* Check the view `field` of the op's arguments `a`: MTP__CHECK(op, q, MTP_F32, rows, heads, width). */
+#ifdef __cplusplus
+template <typename... Sizes>
+inline mtp_status mtp__check_sizes(const char *op, const char *name, const mtp_view *view, int dtype, Sizes... sizes)
+{
+    const int64_t shape[] = {(int64_t)sizes...};
+    return mtp__check_view(op, name, view, dtype, (int32_t)sizeof...(sizes), shape);
+}
+#define MTP__CHECK(op, field, dtype, ...) MTP_TRY(mtp__check_sizes((op), #field, &a->field, (dtype), __VA_ARGS__))
+#else
 #define MTP__CHECK(op, field, dtype, ...)                                                        \
     MTP_TRY(mtp__check_view((op), #field, &a->field, (dtype),                                    \
                             (int32_t)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), \
                             (const int64_t[]){__VA_ARGS__}))
+#endif
 /* The same for a view whose absence (data == NULL) is allowed. */
 #define MTP__CHECK_OPTIONAL(op, field, dtype, ...)                    \
     do {                                                              \

@@ -1,4 +1,4 @@
-#include "cpu/check.h"
+#include "check.h"
 
 #include <stdio.h>
 
