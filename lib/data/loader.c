@@ -66,14 +66,7 @@ static bool can_fill(const mtp_loader *loader)
            find_slot(loader, SLOT_FREE) != NULL;
 }
 
-/* Batches of each rank. */
-static int64_t share(const mtp_loader *loader, const mtp__plan *plan)
-{
-    return plan->num_batches / loader->options.world_size;
-}
-
-/* Read batch (epoch, index) into the slot; an index behind the last becomes the first of the next epoch. Without the
- * mutex. */
+/* Read batch (epoch, index) into the slot; an index behind the last counts on in the next epoch. Without the mutex. */
 static mtp_status fill_slot(mtp_loader *loader, slot *target)
 {
     for (;;) {
@@ -81,11 +74,11 @@ static mtp_status fill_slot(mtp_loader *loader, slot *target)
             mtp__plan_free(&loader->plan);
             MTP_TRY(mtp__plan_create(loader->dataset, &loader->options, target->epoch, &loader->plan));
         }
-        if (target->index < share(loader, &loader->plan)) break;
+        if (target->index < loader->plan.num_batches) break;
+        target->index -= loader->plan.num_batches;
         target->epoch++;
-        target->index = 0;
     }
-    target->plan = loader->plan.batches[target->index * loader->options.world_size + loader->options.rank];
+    target->plan = loader->plan.batches[target->index];
     return mtp__batch_fill(target->batch, loader->plan.items + target->plan.begin,
                            target->plan.end - target->plan.begin, true, true);
 }
@@ -110,7 +103,7 @@ static void fill_next(mtp_loader *loader)
         target->state = SLOT_READY;
         target->ticket = loader->next_ticket++;
         loader->next_epoch = target->epoch;
-        loader->next_index = target->index + 1;
+        loader->next_index = target->index + loader->options.world_size;
         loader->stats.tokens_read += target->plan.tokens;
     }
     pthread_cond_signal(&loader->slot_ready);
@@ -207,13 +200,9 @@ mtp_status mtp_loader_create(const mtp_dataset *dataset, const mtp_loader_option
     made->dataset = dataset;
     made->options = *options;
     if (options->world_size == 0) made->options.world_size = 1;
+    made->next_index = made->options.rank;
     mtp_status status =
         mtp__plan_create(dataset, options, 0, &made->plan); /* says now what is wrong with every epoch */
-    if (status == MTP_OK && share(made, &made->plan) == 0)
-        status = MTP_FAIL(MTP_E_DATA,
-                          "%lld batches cannot be shared by %lld processes; give more data, fewer processes or a "
-                          "smaller tokens_per_batch",
-                          (long long)made->plan.num_batches, (long long)options->world_size);
     if (status == MTP_OK) status = create_slots(made);
     if (status == MTP_OK) report(made);
     if (status == MTP_OK) status = start(made);
@@ -246,7 +235,7 @@ mtp_status mtp_loader_batches(const mtp_loader *loader, int64_t epoch, int64_t *
     MTP_REQUIRE(loader && epoch >= 0 && count);
     mtp__plan plan;
     MTP_TRY(mtp__plan_create(loader->dataset, &loader->options, epoch, &plan));
-    *count = share(loader, &plan);
+    *count = plan.num_batches;
     mtp__plan_free(&plan);
     return MTP_OK;
 }
@@ -263,7 +252,7 @@ mtp_status mtp_loader_seek(mtp_loader *loader, int64_t epoch, int64_t index)
     loader->generation++;
     loader->failed = false;
     loader->next_epoch = epoch;
-    loader->next_index = index;
+    loader->next_index = index + loader->options.rank;
     for (int64_t i = 0; i < loader->num_slots; i++)
         if (loader->slots[i].state == SLOT_READY) loader->slots[i].state = SLOT_FREE;
     pthread_cond_signal(&loader->slot_freed);

@@ -1,5 +1,5 @@
 /* Protects: the block shuffle is a permutation that reads neighbours together and still differs from epoch to epoch;
- * ranks share an epoch without overlap and with the same number of batches; training and validation are disjoint,
+ * any number of ranks goes through the same sequence of batches; training and validation are disjoint,
  * complete, the same for samples and their store, and no document changes sides when data is added. */
 #include "support.h"
 
@@ -52,42 +52,54 @@ static mtp_dataset *open_data(const char *const *paths, int64_t count, mtp_split
     return dataset;
 }
 
+/* Whatever the number of ranks, together they go through the one sequence of batches that a single process sees, over
+ * the ends of epochs, from wherever they are sent. */
 static void ranks(void **state)
 {
     (void)state;
-    enum { WORLD = 3 };
+    enum { TAKEN = 90, MOST = 40 };
     mtp_dataset *dataset = open_data(&samples, 1, MTP_SPLIT_NONE, 0);
     mtp_loader_options options = {.tokens_per_batch = 40, .shuffle = true, .seed = 3, .prefetch = 1};
-    bool seen[SAMPLES] = {false};
-    int64_t all = 0, shares[WORLD], documents = 0;
+    static struct {
+        int64_t epoch, index, first, documents;
+    } alone[TAKEN];
     mtp_loader *loader = NULL;
+    int64_t all = 0, epoch, index;
+    const mtp_batch *batch = NULL;
     assert_ok(mtp_loader_create(dataset, &options, &loader));
     assert_ok(mtp_loader_batches(loader, 0, &all));
-    mtp_loader_free(loader);
-    options.world_size = WORLD;
-    for (options.rank = 0; options.rank < WORLD; options.rank++) {
-        assert_ok(mtp_loader_create(dataset, &options, &loader));
-        assert_ok(mtp_loader_batches(loader, 0, &shares[options.rank]));
-        assert_int_equal(shares[options.rank], all / WORLD);
-        for (int64_t i = 0; i < shares[options.rank]; i++) {
-            const mtp_batch *batch = NULL;
-            int64_t epoch, index;
-            assert_ok(mtp_loader_next(loader, &batch, &epoch, &index));
-            assert_int_equal(epoch, 0);
-            assert_int_equal(index, i);
-            for (int64_t j = 0; j < batch->num_documents; j++, documents++) {
-                assert_false(seen[batch->document_sample[j]]);
-                seen[batch->document_sample[j]] = true;
-            }
-            mtp_loader_release(loader, batch);
-        }
-        mtp_loader_free(loader);
+    assert_true(all > 4 && 2 * all < TAKEN - MOST);
+    for (int i = 0; i < TAKEN; i++) {
+        assert_ok(mtp_loader_next(loader, &batch, &alone[i].epoch, &alone[i].index));
+        alone[i].first = batch->document_sample[0];
+        alone[i].documents = batch->num_documents;
+        mtp_loader_release(loader, batch);
     }
-    assert_true(all > 2 * WORLD && documents > SAMPLES / 2);
-    options.world_size = all + 1;
-    options.rank = 0;
-    assert_fails(mtp_loader_create(dataset, &options, &loader), MTP_E_DATA, "cannot be shared by");
-    options.rank = all + 1;
+    mtp_loader_free(loader);
+    const int64_t worlds[] = {2, 3, MOST}; /* the last takes more ranks than an epoch has batches */
+    assert_true(MOST > all);
+    for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
+        for (options.world_size = worlds[w], options.rank = 0; options.rank < worlds[w]; options.rank++) {
+            const int64_t begins[] = {0, all - 1};
+            assert_ok(mtp_loader_create(dataset, &options, &loader));
+            int64_t count;
+            assert_ok(mtp_loader_batches(loader, 0, &count));
+            assert_int_equal(count, all);
+            for (size_t b = 0; b < sizeof begins / sizeof *begins; b++) {
+                if (b > 0) assert_ok(mtp_loader_seek(loader, 0, begins[b]));
+                for (int64_t i = begins[b] + options.rank; i < TAKEN; i += options.world_size) {
+                    assert_ok(mtp_loader_next(loader, &batch, &epoch, &index));
+                    assert_int_equal(epoch, alone[i].epoch);
+                    assert_int_equal(index, alone[i].index);
+                    assert_int_equal(batch->document_sample[0], alone[i].first);
+                    assert_int_equal(batch->num_documents, alone[i].documents);
+                    mtp_loader_release(loader, batch);
+                }
+            }
+            mtp_loader_free(loader);
+        }
+    options.world_size = 2;
+    options.rank = 2;
     assert_fails(mtp_loader_create(dataset, &options, &loader), MTP_E_ARGUMENT, "rank");
     mtp_dataset_close(dataset);
 }

@@ -85,9 +85,9 @@ typedef struct mtp_loader_options {
     mtp_overlong overlong;
     bool shuffle; /* order by (seed, epoch), by blocks of neighbours where there are many; else that of the data set */
     uint64_t seed;
-    int64_t world_size, rank; /* of several processes that share an epoch: of each world_size batches in a row rank r
-                                 takes number r, and what is left at the end is left out, so that all have the same
-                                 number and none sees another's. 0, 0: alone */
+    int64_t world_size, rank; /* of several processes that share the data: of each world_size batches in a row, from
+                                 where they began or were sent, rank r takes number r; rows go on over the end of an
+                                 epoch, so nothing is left out and none sees another's. 0, 0: alone */
     int64_t prefetch;         /* batches read ahead by the loader's thread, >= 1 */
     const mtp_logger *logger; /* what an epoch looks like, at creation; NULL: silent */
 } mtp_loader_options;
@@ -102,10 +102,10 @@ typedef struct mtp_loader mtp_loader;
 MTP_API mtp_status mtp_loader_create(const mtp_dataset *dataset, const mtp_loader_options *options,
                                      mtp_loader **loader);
 MTP_API void mtp_loader_free(mtp_loader *loader); /* accepts NULL; stops the thread */
-/* Batches in an epoch (supervised ones; the same for every caller that gives the same epoch). */
+/* Batches in an epoch (supervised ones), those of all ranks together. */
 MTP_API mtp_status mtp_loader_batches(const mtp_loader *loader, int64_t epoch, int64_t *count);
-/* Continue with batch `index` of `epoch` (the number of batches itself: with the next epoch); what was read ahead and
- * not taken is dropped, what is held stays valid. */
+/* Continue with batch `index` of `epoch` (the number of batches itself: with the next epoch), rank r with the batch r
+ * places behind it; what was read ahead and not taken is dropped, what is held stays valid. */
 MTP_API mtp_status mtp_loader_seek(mtp_loader *loader, int64_t epoch, int64_t index);
 /* The next batch and its (epoch, index); goes on into the next epoch by itself. The batch belongs to the loader until
  * mtp_loader_release. At most `prefetch` + 1 batches may be held at once; one more is MTP_E_ARGUMENT. Errors of the
