@@ -23,6 +23,7 @@
 #include <gloo/transport/tcp/device.h>
 
 #include "base/real.h"
+#include "comm/broken_pipe.h"
 
 namespace
 {
@@ -148,10 +149,30 @@ gloo::AllreduceOptions::Func reduce_function(mtp_dtype dtype, mtp_reduce reduce)
 
 /* ---- the entry points ----------------------------------------------------------------------------------------- */
 
+/* While Gloo runs in this thread, and in the thread that it makes: it writes to the sockets of ranks that have died. */
+class no_broken_pipe
+{
+  public:
+    no_broken_pipe()
+    {
+        mtp__broken_pipe_hold(&state);
+    }
+    ~no_broken_pipe()
+    {
+        mtp__broken_pipe_release(&state);
+    }
+    no_broken_pipe(const no_broken_pipe &) = delete;
+    no_broken_pipe &operator=(const no_broken_pipe &) = delete;
+
+  private:
+    mtp__broken_pipe state;
+};
+
 /* Run `body`; what it throws becomes a status. */
 template <typename body_type>
 mtp_status guarded(const char *what, const body_type &body)
 {
+    const no_broken_pipe held;
     try {
         body();
         return MTP_OK;
@@ -220,6 +241,7 @@ mtp_status barrier(void *opaque)
 
 void free_self(void *opaque)
 {
+    const no_broken_pipe held;
     delete static_cast<gloo_self *>(opaque);
 }
 
