@@ -243,14 +243,19 @@ mtp_status mtp__checkpoint_remove_leftovers(const char *run_directory)
     return status;
 }
 
-mtp_status mtp__checkpoint_prune(const char *run_directory, int64_t keep, int64_t best_step)
+static bool is_kept(const mtp__retention *retention, int64_t step)
+{
+    return step == retention->best_step || (retention->every > 0 && step % retention->every == 0);
+}
+
+mtp_status mtp__checkpoint_prune(const char *run_directory, const mtp__retention *retention)
 {
     step_list list;
     MTP_TRY(mtp__checkpoint_remove_leftovers(run_directory));
     mtp_status status = list_steps(run_directory, &list);
-    for (int64_t i = 0; status == MTP_OK && keep > 0 && i < list.count - keep; i++) {
+    for (int64_t i = 0; status == MTP_OK && retention->last > 0 && i < list.count - retention->last; i++) {
         char *path = NULL;
-        if (list.steps[i] == best_step) continue;
+        if (is_kept(retention, list.steps[i])) continue;
         status = mtp__checkpoint_path(run_directory, list.steps[i], &path);
         if (status == MTP_OK) status = mtp__checkpoint_remove(path);
         free(path);

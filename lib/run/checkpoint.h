@@ -20,7 +20,7 @@
 #include "optim/optimizer.h"
 
 #define MTP__CHECKPOINT_FORMAT "mtp-checkpoint"
-enum { MTP__CHECKPOINT_VERSION = 1, MTP__CHECKPOINT_MAX_SHARDS = 65536 };
+enum { MTP__CHECKPOINT_VERSION = 2, MTP__CHECKPOINT_MAX_SHARDS = 65536 };
 
 typedef struct mtp__shard {
     char *file; /* a plain name inside the directory */
@@ -36,7 +36,8 @@ typedef struct mtp__setting {
 /* What a manifest says. */
 typedef struct mtp__manifest {
     char *directory;      /* where it was read from; not written */
-    int64_t step;         /* optimizer updates done */
+    int64_t step;         /* done, the skipped ones included */
+    int64_t bad_steps;    /* of them skipped: the optimizer has made step - bad_steps updates */
     int64_t total_steps;  /* of the run that wrote it */
     int64_t epoch, batch; /* position of the loader: the next batch */
     uint64_t seed;
@@ -99,9 +100,15 @@ mtp_status mtp__checkpoint_mark_best(const char *run_directory, int64_t step);
 /* Remove what an interrupted save left in RUN/checkpoints: directories whose names begin with a dot. Only for who holds
  * the run's lock. */
 mtp_status mtp__checkpoint_remove_leftovers(const char *run_directory);
-/* Remove all but the newest `keep` checkpoints (0: keep all) and the one of `best_step` (-1: none), and what an
- * interrupted save left behind. */
-mtp_status mtp__checkpoint_prune(const char *run_directory, int64_t keep, int64_t best_step);
+/* Which checkpoints stay. */
+typedef struct mtp__retention {
+    int64_t last;      /* the newest ones; 0: all */
+    int64_t every;     /* those whose step is a multiple of it; 0: none */
+    int64_t best_step; /* this one; -1: none */
+} mtp__retention;
+/* Remove the checkpoints that nothing of this keeps, and what an interrupted save left behind. Called when the newest
+ * is complete. */
+mtp_status mtp__checkpoint_prune(const char *run_directory, const mtp__retention *retention);
 /* Set checkpoints of later steps than `step` aside as <name>.superseded: a run that goes on from `step` makes its own.
  */
 mtp_status mtp__checkpoint_supersede(const char *run_directory, int64_t step, const mtp_logger *logger);

@@ -370,7 +370,7 @@ static mtp_status load_moments(const shard_set *set, mtp__optimizer *o, const mt
         MTP_TRY(upload(o->context, entries[2 * i], &o->exp_avg[i]));
         MTP_TRY(upload(o->context, entries[2 * i + 1], &o->exp_avg_sq[i]));
     }
-    o->step = set->manifest->step;
+    o->step = set->manifest->step - set->manifest->bad_steps;
     return MTP_OK;
 }
 

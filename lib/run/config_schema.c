@@ -117,6 +117,10 @@ static const mtp__field fields[] = {
     {KEY("train", patience, INT), .value = "0", RANGE(0, LARGE), FREE,
      .help = "End the run after so many evaluations in a row without a longer accepted length; 0: never. Needs "
              "eval_steps."},
+    {KEY("train", max_bad_steps, INT), .value = "10", RANGE(0, LARGE), FREE,
+     .help = "Skip so many steps of the run whose loss or gradient has a NaN or an infinity: weights and moments stay as "
+             "they are, bad_steps.jsonl names the samples. The next one ends the run. A handful is an overflow here and "
+             "there, more is bad data or a learning rate that is too high; 0: the first one ends the run."},
 
     {KEY("output", output_dir, STRING), .value = "\"\"", .example = "\"runs/e2b\"", FREE,
      .help = "Directory of the run, made when missing: configuration, metrics.jsonl, TensorBoard events in tb/, "
@@ -128,8 +132,10 @@ static const mtp__field fields[] = {
      .help = "Write metrics after every so many updates."},
     {KEY("output", save_steps, INT), .value = "500", RANGE(0, LARGE), FREE,
      .help = "Write a checkpoint after every so many updates; 0: only at the end and when interrupted."},
-    {KEY("output", save_total_limit, INT), .value = "3", RANGE(0, LARGE), FREE,
-     .help = "Keep this many newest checkpoints (and the best one, with keep_best); 0: all."},
+    {KEY("output", keep_last, INT), .value = "3", RANGE(0, LARGE), FREE,
+     .help = "Keep this many newest checkpoints, those of keep_every, and with keep_best the best one; 0: all."},
+    {KEY("output", keep_every, INT), .value = "0", RANGE(0, LARGE), FREE,
+     .help = "Keep also every checkpoint whose step is a multiple of this; 0: none."},
 
     {KEY("device", device, STRING), .value = "\"cpu\"", FREE, .help = "The backend that computes."},
     {KEY("device", num_threads, INT), .value = "0", RANGE(0, 1024), FREE,

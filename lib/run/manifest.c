@@ -146,20 +146,19 @@ static mtp_status parse_best(const mtp__json_node *root, mtp__manifest *m)
     return mtp__json_get_int64(&best, "last_eval_step", -1, m->step, &m->last_eval_step);
 }
 
-static mtp_status check_version(const mtp__json_node *root)
+static mtp_status check_version(const mtp__json_node *root, int64_t *version)
 {
     const char *format;
-    int64_t version;
     MTP_TRY(mtp__json_as_object(root));
     MTP_TRY(mtp__json_get_string(root, "format", &format));
     if (strcmp(format, MTP__CHECKPOINT_FORMAT) != 0)
         return mtp__json_fail(root, MTP_E_FORMAT, "format \"%s\" is not a checkpoint's (\"%s\")", format,
                               MTP__CHECKPOINT_FORMAT);
-    MTP_TRY(mtp__json_get_int64(root, "version", 1, INT64_MAX, &version));
-    if (version > MTP__CHECKPOINT_VERSION)
+    MTP_TRY(mtp__json_get_int64(root, "version", 1, INT64_MAX, version));
+    if (*version > MTP__CHECKPOINT_VERSION)
         return mtp__json_fail(root, MTP_E_VERSION,
                               "checkpoint of version %lld, written by a newer mtp; this one reads versions up to %d",
-                              (long long)version, (int)MTP__CHECKPOINT_VERSION);
+                              (long long)*version, (int)MTP__CHECKPOINT_VERSION);
     return MTP_OK;
 }
 
@@ -187,9 +186,10 @@ static mtp_status check_checksum(const mtp__json_node *root)
 
 static mtp_status parse(const mtp__json_node *root, mtp__manifest *m)
 {
-    int64_t seed;
-    MTP_TRY(check_version(root));
+    int64_t seed, version;
+    MTP_TRY(check_version(root, &version));
     MTP_TRY(mtp__json_get_int64(root, "step", 0, INT64_MAX, &m->step));
+    if (version > 1) MTP_TRY(mtp__json_get_int64(root, "bad_steps", 0, m->step, &m->bad_steps));
     MTP_TRY(mtp__json_get_int64(root, "total_steps", 1, INT64_MAX, &m->total_steps));
     MTP_TRY(mtp__json_get_int64(root, "epoch", 0, INT64_MAX, &m->epoch));
     MTP_TRY(mtp__json_get_int64(root, "batch", 0, INT64_MAX, &m->batch));
@@ -251,15 +251,15 @@ static json_t *shards_json(const mtp__manifest *m)
 
 mtp_status mtp__manifest_print(const mtp__manifest *m, char **text)
 {
-    json_t *root =
-        json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:I, s:{s:I, s:f, s:I, s:I}, s:o, s:o}",
-                  "format", MTP__CHECKPOINT_FORMAT, "version", (int)MTP__CHECKPOINT_VERSION, "step",
-                  (json_int_t)m->step, "total_steps", (json_int_t)m->total_steps, "epoch", (json_int_t)m->epoch,
-                  "batch", (json_int_t)m->batch, "seed", (json_int_t)m->seed, "world_size", (json_int_t)m->world_size,
-                  "drafter", m->drafter, "computation", hex(m->computation), "verifier", hex(m->verifier), "dataset",
-                  hex(m->dataset), "num_samples", (json_int_t)m->num_samples, "best", "step", (json_int_t)m->best_step,
-                  "accepted_length", m->best_length, "evals_since", (json_int_t)m->evals_since_best, "last_eval_step",
-                  (json_int_t)m->last_eval_step, "config", settings_json(m), "shards", shards_json(m));
+    json_t *root = json_pack(
+        "{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:I, s:{s:I, s:f, s:I, s:I}, s:o, s:o}",
+        "format", MTP__CHECKPOINT_FORMAT, "version", (int)MTP__CHECKPOINT_VERSION, "step", (json_int_t)m->step,
+        "bad_steps", (json_int_t)m->bad_steps, "total_steps", (json_int_t)m->total_steps, "epoch", (json_int_t)m->epoch,
+        "batch", (json_int_t)m->batch, "seed", (json_int_t)m->seed, "world_size", (json_int_t)m->world_size, "drafter",
+        m->drafter, "computation", hex(m->computation), "verifier", hex(m->verifier), "dataset", hex(m->dataset),
+        "num_samples", (json_int_t)m->num_samples, "best", "step", (json_int_t)m->best_step, "accepted_length",
+        m->best_length, "evals_since", (json_int_t)m->evals_since_best, "last_eval_step", (json_int_t)m->last_eval_step,
+        "config", settings_json(m), "shards", shards_json(m));
     if (!root) return no_memory();
     uint32_t crc;
     mtp_status status = checksum(root, &crc);

@@ -38,7 +38,7 @@ static mtp_status copy_lines(mtp__jsonl_reader *reader, int64_t step, int64_t la
     }
 }
 
-static mtp_status cut_back(const char *path, int64_t step, int64_t last_eval_step)
+mtp_status mtp__metrics_cut_back(const char *path, int64_t step, int64_t last_eval_step)
 {
     mtp__jsonl_reader reader;
     mtp__file_writer writer = {0};
@@ -62,11 +62,11 @@ static mtp_status open_lines(const char *path, int64_t step, int64_t last_eval_s
     if (step < 0)
         MTP_TRY(mtp__file_write(path, "", 0));
     else if (mtp__file_exists(path))
-        MTP_TRY(cut_back(path, step, last_eval_step));
+        MTP_TRY(mtp__metrics_cut_back(path, step, last_eval_step));
     return mtp__jsonl_append_open(&metrics->lines, path);
 }
 
-static double now(void)
+double mtp__metrics_time(void)
 {
     struct timeval time;
     gettimeofday(&time, NULL);
@@ -79,7 +79,7 @@ mtp_status mtp__metrics_open(const char *run_directory, int64_t step, int64_t la
     mtp_status status = mtp__path_join(run_directory, "metrics.jsonl", &path);
     if (status == MTP_OK) status = mtp__path_join(run_directory, "tb", &tb);
     if (status == MTP_OK) status = open_lines(path, step, last_eval_step, metrics);
-    if (status == MTP_OK) status = mtp__tfevents_create(tb, now(), &metrics->events);
+    if (status == MTP_OK) status = mtp__tfevents_create(tb, mtp__metrics_time(), &metrics->events);
     free(path);
     free(tb);
     return status;
@@ -179,14 +179,22 @@ static json_t *train_json(const mtp__metrics *metrics, const mtp__update *u, con
                      "kind", "train", "step", (json_int_t)u->step, "epoch", (json_int_t)u->epoch, "loss", u->loss,
                      "learning_rate", u->learning_rate, "grad_norm", u->grad_norm, "rows", (json_int_t)u->rows,
                      "tokens", (json_int_t)u->tokens, "step_loss", f.loss, "centroid_loss", f.centroid_loss, "accuracy",
-                     f.accuracy, "centroid_miss", f.miss, "supervised", f.supervised, "time", "unix", now(),
-                     "rows_per_second", pace->rows_per_second, "data_wait", pace->data_wait, "peak_memory_mib",
-                     pace->peak_memory_mib);
+                     f.accuracy, "centroid_miss", f.miss, "supervised", f.supervised, "time", "unix",
+                     mtp__metrics_time(), "rows_per_second", pace->rows_per_second, "data_wait", pace->data_wait,
+                     "peak_memory_mib", pace->peak_memory_mib);
 }
 
 mtp_status mtp__metrics_train(mtp__metrics *metrics, const mtp__update *u, const mtp__pace *pace)
 {
     return append(metrics, u->step, train_json(metrics, u, pace));
+}
+
+mtp_status mtp__metrics_bad_step(mtp__metrics *metrics, const mtp__update *u, int64_t bad_steps)
+{
+    return append(metrics, u->step,
+                  json_pack("{s:s, s:I, s:I, s:I, s:{s:f}}", "kind", "bad_step", "step", (json_int_t)u->step, "epoch",
+                            (json_int_t)u->epoch, "bad_steps", (json_int_t)bad_steps, "time", "unix",
+                            mtp__metrics_time()));
 }
 
 static json_t *acceptance_json(const mtp_acceptance *acceptance, int32_t K)
@@ -211,7 +219,8 @@ static json_t *eval_json(const mtp__metrics *metrics, int64_t step, const mtp_ev
     return json_pack("{s:s, s:I, s:f, s:o, s:o, s:o, s:o, s:o, s:{s:f, s:f}}", "kind", "eval", "step", (json_int_t)step,
                      "weighted_loss", e->loss, "step_loss", f.loss, "accuracy", f.accuracy, "centroid_miss", f.miss,
                      "rounds", acceptance_json(&e->rounds, metrics->K), "positions",
-                     acceptance_json(&e->positions, metrics->K), "time", "unix", now(), "seconds", e->seconds);
+                     acceptance_json(&e->positions, metrics->K), "time", "unix", mtp__metrics_time(), "seconds",
+                     e->seconds);
 }
 
 mtp_status mtp__metrics_eval(mtp__metrics *metrics, int64_t step, const mtp_evaluation *e)

@@ -8,9 +8,10 @@
  *   {"kind": "eval", "step", "weighted_loss", "step_loss": [K], "accuracy": [K], "centroid_miss": [K] or null,
  *    "rounds": {"count", "mean_accepted", "acceptance": [K], "conditional": [K]}, "positions": {...},
  *    "time": {"unix", "seconds"}}
- * TensorBoard has the same numbers, as "<kind>/<key>/<index>": train/loss, train/accuracy/0, eval/rounds/mean_accepted.
- * step counts finished updates, so the first line of training has step >= 1; an evaluation at step 0 is that of the
- * drafter the run started from. */
+ *   {"kind": "bad_step", "step", "epoch", "bad_steps" (so far), "time": {"unix"}}: a step that was skipped, see
+ * bad_steps.h TensorBoard has the same numbers, as "<kind>/<key>/<index>": train/loss, train/accuracy/0,
+ * eval/rounds/mean_accepted. step counts finished updates, so the first line of training has step >= 1; an evaluation
+ * at step 0 is that of the drafter the run started from. */
 #ifndef MTP_RUN_METRICS_H
 #define MTP_RUN_METRICS_H
 
@@ -19,9 +20,10 @@
 #include "model/step.h"
 #include "mtp/eval.h"
 
-/* One finished update. */
+/* One finished step. */
 typedef struct mtp__update {
-    int64_t step;         /* updates done, this one included */
+    int64_t step;         /* done, this one and the skipped ones included */
+    bool bad;             /* loss or gradient norm is not finite: nothing was updated */
     int64_t epoch;        /* of its last micro-batch */
     int64_t batch;        /* index of that micro-batch in the epoch */
     int64_t rows, tokens; /* of all micro-batches */
@@ -53,11 +55,18 @@ typedef struct mtp__metrics {
 mtp_status mtp__metrics_open(const char *run_directory, int64_t step, int64_t last_eval_step, mtp__metrics *metrics);
 mtp_status mtp__metrics_train(mtp__metrics *metrics, const mtp__update *update, const mtp__pace *pace);
 mtp_status mtp__metrics_eval(mtp__metrics *metrics, int64_t step, const mtp_evaluation *evaluation);
+/* A step that was skipped, the `bad_steps`-th of the run. */
+mtp_status mtp__metrics_bad_step(mtp__metrics *metrics, const mtp__update *update, int64_t bad_steps);
 /* Make what was written durable. */
 mtp_status mtp__metrics_sync(mtp__metrics *metrics);
 /* Accepts a zeroed struct (with lines.fd -1). A failing close is reported, everything is released. */
 mtp_status mtp__metrics_close(mtp__metrics *metrics);
 /* The same after a failure: the error record stays that of the failure. */
 void mtp__metrics_abandon(mtp__metrics *metrics);
+
+/* Drop the lines of a file of this kind that are of later steps (evaluations: than last_eval_step). */
+mtp_status mtp__metrics_cut_back(const char *path, int64_t step, int64_t last_eval_step);
+/* Seconds since 1970. */
+double mtp__metrics_time(void);
 
 #endif

@@ -33,7 +33,8 @@ static mtp_status check_record(const char *path)
 
 mtp_status mtp__run_dir_inspect(const char *path, bool *is_run)
 {
-    static const char *const ours[] = {"config.toml", "metrics.jsonl", "checkpoints", "export", "tb"};
+    static const char *const ours[] = {"config.toml", "metrics.jsonl", "bad_steps.jsonl",
+                                       "checkpoints", "export",        "tb"};
     char *name = NULL;
     MTP_TRY(mtp__path_join(path, "run.json", &name));
     *is_run = mtp__path_exists(name);
@@ -141,7 +142,7 @@ mtp_status mtp__run_dir_check_space(const char *path, uint64_t bytes, const char
     if (status == MTP_OK && available < bytes)
         status = MTP_FAIL(MTP_E_IO,
                           "%s: the run will need about %.1f MiB (%s) and %.1f MiB are free; make room, or lower "
-                          "save_total_limit",
+                          "keep_last",
                           path, (double)bytes / (1 << 20), what, (double)available / (1 << 20));
     free(parent);
     return status;

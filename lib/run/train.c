@@ -29,6 +29,7 @@ static mtp_status fill_manifest(const mtp__run *run, mtp__manifest *m)
 {
     const mtp__trainer *t = &run->trainer;
     m->step = run->step;
+    m->bad_steps = run->bad_steps;
     m->total_steps = t->schedule.max_steps;
     m->seed = (uint64_t)run->config->seed;
     m->verifier = mtp__trainer_verifier_fingerprint(t->verifier);
@@ -44,7 +45,7 @@ static mtp_status fill_manifest(const mtp__run *run, mtp__manifest *m)
     return mtp__resume_record(run->config, m);
 }
 
-/* Write a checkpoint of now, and remove what save_total_limit does not keep. */
+/* Write a checkpoint of now, and remove what keep_last, keep_every and keep_best do not keep. */
 static mtp_status save(mtp__run *run)
 {
     const double begin = mtp__clock();
@@ -59,8 +60,10 @@ static mtp_status save(mtp__run *run)
     MTP_TRY(status);
     run->saved_step = run->step;
     if (best) MTP_TRY(mtp__checkpoint_mark_best(run->directory.path, run->step));
-    MTP_TRY(mtp__checkpoint_prune(run->directory.path, run->config->save_total_limit,
-                                  run->config->keep_best ? run->best_step : -1));
+    const mtp__retention retention = {.last = run->config->keep_last,
+                                      .every = run->config->keep_every,
+                                      .best_step = run->config->keep_best ? run->best_step : -1};
+    MTP_TRY(mtp__checkpoint_prune(run->directory.path, &retention));
     mtp__progress_skip(&run->progress, mtp__clock() - begin);
     return MTP_OK;
 }
@@ -120,6 +123,7 @@ static mtp_status show(mtp__run *run, const mtp__update *update)
     const mtp_train_options *o = run->options;
     const bool logged = update->step % run->config->logging_steps == 0;
     run->progress.rows += update->rows;
+    if (update->bad) return MTP_OK; /* it was said */
     const bool live = o->live_progress && mtp__clock() - run->progress.last_live > 0.1;
     if (!logged && !live) return MTP_OK;
     const mtp_loader_stats stats = mtp_loader_get_stats(run->trainer.loader);
@@ -154,10 +158,11 @@ static mtp_status one_step(mtp__run *run)
 {
     mtp__update update;
     MTP_TRY(mtp__trainer_update(&run->trainer, run->step, &update));
+    if (update.bad) MTP_TRY(mtp__run_skip(run, &update));
     run->step = update.step;
     run->epoch = update.epoch;
     run->batch = update.batch;
-    run->loss = update.loss;
+    if (!update.bad) run->loss = update.loss;
     MTP_TRY(show(run, &update));
     MTP_TRY(look(run));
     const int64_t every = run->config->save_steps;
@@ -175,6 +180,7 @@ static mtp_status loop(mtp__run *run)
         if (mtp__run_stopped(run)) return interrupted(run);
         MTP_TRY(one_step(run));
     }
+    MTP_TRY(mtp__run_check_trained(run));
     if (run->saved_step != run->step) MTP_TRY(save(run));
     return MTP_OK;
 }
@@ -232,6 +238,7 @@ mtp_status mtp_train(const mtp_train_config *config, const mtp_train_options *op
     if (result)
         *result = (mtp_train_result){.step = run.step,
                                      .total_steps = run.total_steps,
+                                     .bad_steps = run.bad_steps,
                                      .resumed_from = run.resume ? run.resume->step : -1,
                                      .best_step = config->keep_best ? run.best_step : -1,
                                      .best_length = run.best_length,

@@ -86,7 +86,8 @@ static int64_t num_checkpoints(const mtp__run *run)
     const int64_t done = run->resume ? run->resume->step : 0;
     const int64_t left = run->trainer.schedule.max_steps - done;
     const int64_t saves = c->save_steps > 0 ? left / c->save_steps + 1 : 1;
-    const int64_t kept = c->save_total_limit > 0 ? c->save_total_limit + 1 + (c->keep_best ? 1 : 0) : INT64_MAX;
+    const int64_t every = c->keep_every > 0 ? left / c->keep_every + 1 : 0;
+    const int64_t kept = c->keep_last > 0 ? c->keep_last + 1 + (c->keep_best ? 1 : 0) + every : INT64_MAX;
     const int64_t present = run->resume && run->resume_is_ours ? 1 : 0; /* at least the one we go on from */
     const int64_t most = saves < kept - present ? saves : kept - present;
     return most < 1 ? 1 : most;
@@ -184,6 +185,7 @@ static mtp_status open_metrics(mtp__run *run)
     run->metrics.K = (int32_t)c->num_speculative_steps;
     run->metrics.ordered = mtp_drafter_get_config(run->trainer.drafter)->ordered;
     run->metrics.centroid_term = run->metrics.ordered && c->head != MTP_HEAD_HIERARCHICAL;
+    MTP_TRY(mtp__bad_steps_cut_back(run->directory.path, from ? from->step : -1));
     return mtp__metrics_open(run->directory.path, from ? from->step : -1, from ? from->last_eval_step : -1,
                              &run->metrics);
 }
@@ -214,6 +216,7 @@ static mtp_status load_checkpoint(mtp__run *run)
     MTP_TRY(mtp__checkpoint_load_optimizer(m, run->trainer.optimizer));
     MTP_TRY(mtp_loader_seek(run->trainer.loader, m->epoch, m->batch));
     run->step = m->step;
+    run->bad_steps = m->bad_steps;
     run->epoch = m->epoch;
     run->batch = m->batch - 1;
     if (run->resume_is_ours) {

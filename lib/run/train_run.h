@@ -3,6 +3,7 @@
 #ifndef MTP_RUN_TRAIN_RUN_H
 #define MTP_RUN_TRAIN_RUN_H
 
+#include "run/bad_steps.h"
 #include "run/checkpoint.h"
 #include "run/progress.h"
 #include "run/run_dir.h"
@@ -19,7 +20,8 @@ typedef struct mtp__run {
     bool resume_is_ours;   /* it lies in output_dir */
     char *drafter;         /* absolute path of the drafter that training started from */
 
-    int64_t step;         /* updates done */
+    int64_t step;         /* done, the skipped ones included */
+    int64_t bad_steps;    /* of them skipped */
     int64_t total_steps;  /* of the run */
     int64_t epoch, batch; /* last micro-batch taken; batch -1: none */
     int64_t saved_step;   /* of the newest checkpoint of this run; -1: none */
@@ -42,6 +44,11 @@ void mtp__run_close(mtp__run *run);
 bool mtp__run_stopped(const mtp__run *run);
 /* Evaluate the drafter in memory into `evaluation` (freed first), outside the clock of training. */
 mtp_status mtp__run_evaluate(mtp__run *run, mtp_evaluation *evaluation);
+
+/* Count and record a bad step; more of them than max_bad_steps are MTP_E_DATA naming the samples. */
+mtp_status mtp__run_skip(mtp__run *run, const mtp__update *update);
+/* Say how many steps were skipped; MTP_E_DATA when all of them were. */
+mtp_status mtp__run_check_trained(const mtp__run *run);
 
 /* Compare start and end. */
 mtp_status mtp__run_compare(mtp__run *run);

@@ -202,6 +202,7 @@ void mtp__trainer_close(mtp__trainer *t)
     for (int64_t i = 0; t->rows && i < t->accumulation; i++) mtp__rows_free(&t->rows[i]);
     free(t->rows);
     free(t->batches);
+    mtp__sample_list_free(&t->bad);
     mtp__optimizer_free(t->optimizer);
     mtp_loader_free(t->loader);
     mtp_dataset_close(t->eval_data);

@@ -7,7 +7,7 @@
 #include "mtp/train.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
-#include "run/metrics.h"
+#include "run/bad_steps.h"
 
 typedef struct mtp__trainer {
     const mtp_train_config *config;
@@ -28,6 +28,7 @@ typedef struct mtp__trainer {
     mtp__rows *rows;           /* [accumulation] */
     const mtp_batch **batches; /* [accumulation] of the update at hand */
     int64_t held;              /* of them */
+    mtp__sample_list bad;      /* samples of the last update, when it was bad; with several ranks those of all */
 } mtp__trainer;
 
 typedef struct mtp__trainer_options {
@@ -43,8 +44,8 @@ void mtp__trainer_close(mtp__trainer *trainer); /* accepts a zeroed struct */
 /* A stable identity of the verifier's embedding and norm: shapes, dtype, the norm, some rows of the table. */
 uint64_t mtp__trainer_verifier_fingerprint(const mtp_verifier *verifier);
 
-/* One update: micro-batches, gradients, clipping, AdamW. `done` are the updates before it. A loss or gradient norm that
- * is not finite is MTP_E_DATA naming the step and the samples; the weights are then those of before. */
+/* One step: micro-batches, gradients, clipping, AdamW. `done` are the steps before it. When loss or gradient norm are
+ * not finite, update->bad is set, trainer->bad names the samples, and weights and moments are those of before. */
 mtp_status mtp__trainer_update(mtp__trainer *trainer, int64_t done, mtp__update *update);
 
 #endif

@@ -1,11 +1,7 @@
 /* One optimizer update. */
 #include <math.h>
-#include <string.h>
 
-#include "base/text.h"
 #include "run/trainer.h"
-
-enum { MAX_NAMES = 32 };
 
 /* Micro-batches of the update: all of accumulation but at the end of a run given in epochs, which takes what is left.
  */
@@ -56,33 +52,21 @@ static mtp_status differentiate(mtp__trainer *t, mtp__update *u)
     return MTP_OK;
 }
 
-static void name_samples(const mtp__trainer *t, mtp__text *names)
+static mtp_status note_samples(mtp__trainer *t)
 {
-    int64_t shown = 0, hidden = 0;
     for (int64_t i = 0; i < t->held; i++)
-        for (int64_t d = 0; d < t->batches[i]->num_documents; d++) {
-            const mtp_sample_info info = mtp_dataset_sample(t->train_data, t->batches[i]->document_sample[d]);
-            if (shown == MAX_NAMES) {
-                hidden++;
-                continue;
-            }
-            mtp__text_add(names, "%s%s", shown++ ? ", " : "", info.name);
-        }
-    if (hidden) mtp__text_add(names, " and %lld more", (long long)hidden);
+        for (int64_t d = 0; d < t->batches[i]->num_documents; d++)
+            MTP_TRY(mtp__sample_list_add(&t->bad, t->batches[i]->document_sample[d]));
+    return MTP_OK;
 }
 
-static mtp_status check_finite(const mtp__trainer *t, const mtp__update *u)
+/* Is the step to be skipped: the one place that decides, when its gradients are complete and before anything is
+ * changed. */
+static mtp_status judge(mtp__trainer *t, mtp__update *u)
 {
-    if (isfinite(u->loss) && isfinite(u->grad_norm)) return MTP_OK;
-    mtp__text names = {0};
-    name_samples(t, &names);
-    const mtp_status status =
-        MTP_FAIL(MTP_E_DATA,
-                 "step %lld: loss %g, gradient norm %g: not finite. The samples of its batch: %s. Weights are those of "
-                 "before the step; lower learning_rate, or look at these samples (mtp check)",
-                 (long long)u->step, u->loss, u->grad_norm, mtp__text_get(&names));
-    mtp__text_free(&names);
-    return status;
+    t->bad.count = 0;
+    u->bad = !isfinite(u->loss) || !isfinite(u->grad_norm);
+    return u->bad ? note_samples(t) : MTP_OK;
 }
 
 static mtp_status update(mtp__trainer *t, int64_t done, mtp__update *u)
@@ -90,7 +74,8 @@ static mtp_status update(mtp__trainer *t, int64_t done, mtp__update *u)
     MTP_TRY(fetch(t, done, u));
     MTP_TRY(differentiate(t, u));
     MTP_TRY(mtp__optimizer_grad_norm(t->optimizer, &u->grad_norm));
-    MTP_TRY(check_finite(t, u));
+    MTP_TRY(judge(t, u));
+    if (u->bad) return MTP_OK;
     u->learning_rate = mtp__schedule_lr(&t->schedule, done);
     return mtp__optimizer_step(t->optimizer, u->learning_rate,
                                mtp__optimizer_clip(&t->optimizer->config, u->grad_norm));

@@ -207,7 +207,7 @@ static void kill_leaves_a_run_that_goes_on(void **state)
     for (int i = 0; i < 5; i++) {
         const int before = newest(run);
         const pid_t child = start_mtp(log, "train", config, "--resume", "auto", "--set", "max_steps=100000", "--set",
-                                      "save_steps=1", "--set", "save_total_limit=2");
+                                      "save_steps=1", "--set", "keep_last=2");
         wait_for_path(test_path("%s/checkpoints/step-%08d", run, before + 1), child, log);
         sleep_ms(13 * i);
         kill(child, SIGKILL);
@@ -231,7 +231,7 @@ static const char full_disk[] =
     "set -u\n"
     "mount -t tmpfs -o size=24m none \"$1\" || exit 77\n"
     "\"$0\" train \"$2\" --set output_dir=\"$1/run\" --set save_steps=2 "
-    "--set max_steps=3000 --set save_total_limit=1 &\n"
+    "--set max_steps=3000 --set keep_last=1 &\n"
     "while ! test -d \"$1/run/checkpoints/step-00000002\"; do\n"
     "  kill -0 $! || exit 78\n"
     "  sleep 0.05\n"

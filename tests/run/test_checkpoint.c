@@ -248,7 +248,7 @@ static void a_newer_version_is_not_passed_over(void **state)
     save(&f, 1);
     save(&f, 2);
     const char *path = test_path("%s/manifest.json", directory_of(&f, 2));
-    char *text = test_read(path, NULL), *version = strstr(text, "\"version\": 1");
+    char *text = test_read(path, NULL), *version = strstr(text, "\"version\": 2");
     assert_non_null(version);
     version[strlen("\"version\": ")] = '7';
     test_write(path, text, strlen(text));
@@ -296,7 +296,7 @@ static void keeps_the_newest_and_the_best(void **state)
     assert_int_equal(mkdir(leftover, 0777), 0);
     test_write(test_path("%s/shard", leftover), "x", 1);
     assert_ok(mtp__checkpoint_mark_best(f.run, 2));
-    assert_ok(mtp__checkpoint_prune(f.run, 2, 2));
+    assert_ok(mtp__checkpoint_prune(f.run, &(mtp__retention){.last = 2, .best_step = 2}));
     mtp__name_list names;
     assert_ok(mtp__dir_list(test_path("%s/checkpoints", f.run), MTP__LIST_DIRECTORIES, NULL, &names));
     assert_int_equal(names.count, 4);

@@ -119,7 +119,7 @@ static void wsd_can_be_lengthened_before_its_decay(void **state)
     (void)state;
     const char *run = test_path("%s/run", test_dir());
     test_run_training(run, "max_steps=4", "lr_scheduler_type=\"wsd\"", "lr_decay_ratio=0.5", "save_steps=1",
-                      "save_total_limit=0");
+                      "keep_last=0");
     mtp_train_config *config =
         test_config(run, "resume=auto", "max_steps=8", "lr_scheduler_type=\"wsd\"", "lr_decay_ratio=0.5");
     assert_fails(test_train(config, NULL), MTP_E_CONFIG, "train.max_steps: 4 then, 8 now");
@@ -136,7 +136,7 @@ static void later_checkpoints_are_set_aside(void **state)
 {
     (void)state;
     const char *run = test_path("%s/run", test_dir());
-    test_run_training(run, "max_steps=4", "save_steps=1", "save_total_limit=0");
+    test_run_training(run, "max_steps=4", "save_steps=1", "keep_last=0");
     const char *from = test_path("resume=%s", checkpoint(run, 2));
     const mtp_train_result result = test_run_training(run, from, "max_steps=3");
     assert_int_equal(result.resumed_from, 2);

@@ -1,6 +1,6 @@
 /* Protects: a training run does what its configuration says: exact length, exact normalisation over micro-batches,
- * frozen parameters, early end, orderly stop, nothing written by a rehearsal, and an end that names the cause when
- * numbers blow up. */
+ * frozen parameters, early end, orderly stop, nothing written by a rehearsal; steps whose numbers blow up are skipped,
+ * and too many of them end the run naming the cause. */
 #include "support.h"
 
 #include <jansson.h>
@@ -196,9 +196,8 @@ static void patience_ends_the_run_and_the_best_is_exported(void **state)
 {
     (void)state;
     const char *run = test_path("%s/run", test_dir());
-    const mtp_train_result result =
-        test_run_training(run, "max_steps=50", "learning_rate=0.0", "eval_steps=2", eval_file(), "patience=2",
-                          "keep_best=true", "save_total_limit=1");
+    const mtp_train_result result = test_run_training(run, "max_steps=50", "learning_rate=0.0", "eval_steps=2",
+                                                      eval_file(), "patience=2", "keep_best=true", "keep_last=1");
     assert_true(result.stopped_early);
     assert_int_equal(result.step, 6);
     assert_int_equal(result.best_step, 2);
@@ -302,11 +301,110 @@ static void numbers_that_blow_up_name_step_and_samples(void **state)
 {
     (void)state;
     const char *run = test_path("%s/run", test_dir());
-    mtp_train_config *config = test_config(run, test_path("train_data=[\"%s\"]", huge_sample()));
+    const char *data = test_path("train_data=[\"%s\"]", huge_sample());
+    mtp_train_config *config = test_config(run, data, "max_bad_steps=0");
     assert_fails(test_train(config, NULL), MTP_E_DATA, "step 1: loss");
     assert_non_null(strstr(mtp_last_error()->message, "not finite. The samples of its batch: huge.safetensors"));
     mtp_train_config_free(config);
     assert_false(exists(run, "checkpoints"));
+    char *lines = test_read(test_path("%s/bad_steps.jsonl", run), NULL);
+    assert_non_null(strstr(lines, "huge.safetensors"));
+    free(lines);
+    /* two are skipped, the third ends it */
+    run = test_path("%s/three", test_dir());
+    config = test_config(run, data, "max_bad_steps=2");
+    mtp_train_result result;
+    assert_fails(test_train(config, &result), MTP_E_DATA, "2 steps of the run were skipped before it");
+    assert_int_equal(result.bad_steps, 3);
+    assert_int_equal(result.step, 2);
+    assert_int_equal(count_lines(run, "bad_step", NULL, NULL), 3);
+    mtp_train_config_free(config);
+    /* a run of bad steps alone has trained nothing, whatever it may skip */
+    config = test_config(test_path("%s/all", test_dir()), data);
+    assert_fails(test_train(config, NULL), MTP_E_DATA, "all 6 steps were skipped");
+    mtp_train_config_free(config);
+}
+
+/* The overrides of a run in which the batch of one of seven documents is bad, once an epoch of four batches. */
+static const char *const *with_a_bad_step(const char *more)
+{
+    static const char *overrides[8];
+    const char *const sample = MTP_TEST_DATA "/sample/train/sample_000";
+    const char *const fixed[] = {
+        test_path("train_data=[\"%s0.safetensors\", \"%s1.safetensors\", \"%s2.safetensors\", \"%s4.safetensors\", "
+                  "\"%s\"]",
+                  sample, sample, sample, sample, huge_sample()),
+        "max_steps=8",
+        "save_steps=1",
+        "keep_last=0",
+        "resume=auto",
+        more,
+        NULL};
+    memcpy(overrides, fixed, sizeof fixed);
+    return overrides;
+}
+
+static int64_t bad_step_of(const char *run)
+{
+    int64_t step = 0;
+    json_t *line = NULL;
+    char *text = test_read(test_path("%s/bad_steps.jsonl", run), NULL);
+    line = json_loads(text, JSON_DISABLE_EOF_CHECK, NULL);
+    assert_non_null(line);
+    step = json_integer_value(json_object_get(line, "step"));
+    assert_true(json_is_null(json_object_get(line, "loss")));
+    json_decref(line);
+    free(text);
+    return step;
+}
+
+/* Every tensor of the two checkpoints is the same, bit for bit. */
+static void assert_same_tensors(const char *run, int64_t one, int64_t other)
+{
+    static const char form[] = "%s/checkpoints/step-%08lld/shard-00000-of-00001.safetensors";
+    size_t a_size, b_size;
+    char *a = test_read(test_path(form, run, (long long)one), &a_size);
+    char *b = test_read(test_path(form, run, (long long)other), &b_size);
+    assert_int_equal(a_size, b_size);
+    assert_memory_equal(a, b, a_size);
+    free(a);
+    free(b);
+}
+
+static void a_bad_step_is_skipped_and_changes_nothing(void **state)
+{
+    (void)state;
+    const char *run = test_path("%s/run", test_dir());
+    const mtp_train_result result = test_train_ok(run, with_a_bad_step("seed=3"));
+    assert_int_equal(result.step, 8);
+    assert_true(result.bad_steps >= 1 && result.bad_steps < 8);
+    assert_true(isfinite(result.loss));
+    assert_int_equal(count_lines(run, "bad_step", NULL, NULL), result.bad_steps);
+    assert_int_equal(count_lines(run, "train", NULL, NULL), 8 - result.bad_steps);
+    const int64_t bad = bad_step_of(run);
+    assert_true(bad > 1); /* of this seed: there is a checkpoint before it */
+    assert_same_tensors(run, bad - 1, bad);
+    /* resumed before and after it, the run is the same: the count of updates that AdamW corrects its moments by too */
+    char *expected = test_train_metrics(run);
+    for (int64_t at = bad - 1; at <= bad; at++) {
+        const char *again = test_path("%s/again%lld", test_dir(), (long long)at);
+        const char *const *overrides = with_a_bad_step("seed=3");
+        mtp_train_config *config = test_train_config(again, overrides);
+        config->max_steps = at;
+        assert_ok(test_train(config, NULL));
+        config->max_steps = 8;
+        mtp_train_result resumed;
+        assert_ok(test_train(config, &resumed));
+        assert_int_equal(resumed.resumed_from, at);
+        assert_int_equal(resumed.bad_steps, result.bad_steps);
+        mtp_train_config_free(config);
+        test_same_checkpoint(test_path("%s/checkpoints/step-00000008", run),
+                             test_path("%s/checkpoints/step-00000008", again));
+        char *metrics = test_train_metrics(again);
+        assert_string_equal(metrics, expected);
+        free(metrics);
+    }
+    free(expected);
 }
 
 static void one_process_a_run(void **state)
@@ -341,7 +439,7 @@ static void a_disk_that_is_too_small_is_seen_before(void **state)
     mtp_drafter_free(drafter);
     mtp_context_free(context);
     mtp_train_config *config =
-        test_config(missing, test_path("max_steps=%llu", steps), "save_steps=1", "save_total_limit=0", "freeze=[]");
+        test_config(missing, test_path("max_steps=%llu", steps), "save_steps=1", "keep_last=0", "freeze=[]");
     const mtp_train_options options = {.dry_run = true};
     assert_fails(mtp_train(config, &options, NULL), MTP_E_IO, "the run will need about");
     mtp_train_config_free(config);
@@ -360,6 +458,7 @@ int main(void)
         cmocka_unit_test(a_stopped_run_goes_on_as_if_it_never_stopped),
         cmocka_unit_test(a_rehearsal_writes_nothing),
         cmocka_unit_test(numbers_that_blow_up_name_step_and_samples),
+        cmocka_unit_test(a_bad_step_is_skipped_and_changes_nothing),
         cmocka_unit_test(one_process_a_run),
         cmocka_unit_test(a_disk_that_is_too_small_is_seen_before),
     };

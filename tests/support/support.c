@@ -10,7 +10,7 @@
 
 /* ---- files ---------------------------------------------------------------------------------------------------- */
 
-static char *directories[64];
+static char *directories[256];
 static int num_directories;
 static pid_t owner;
 

@@ -67,12 +67,14 @@ typedef struct mtp_train_config {
     int64_t eval_steps;
     bool keep_best;
     int64_t patience;
+    int64_t max_bad_steps;
     /* [output] */
     char *output_dir;
     char *resume;
     int64_t logging_steps;
     int64_t save_steps;
-    int64_t save_total_limit;
+    int64_t keep_last;
+    int64_t keep_every; /* 0: none */
     /* [device] */
     char *device;
     int64_t num_threads;
@@ -142,6 +144,7 @@ typedef struct mtp_train_options {
 typedef struct mtp_train_result {
     int64_t step;         /* updates done, over all resumes */
     int64_t total_steps;  /* of the run */
+    int64_t bad_steps;    /* skipped because loss or gradient were not finite, over all resumes */
     int64_t resumed_from; /* step of the checkpoint; -1 when started afresh */
     int64_t best_step;    /* with keep_best; -1 when there is none */
     double best_length;   /* its accepted drafts a round */
@@ -151,8 +154,8 @@ typedef struct mtp_train_result {
 
 /* Train as configured, in a context of its own. Files under output_dir: lib/run/README.md. `result` may be NULL.
  * Errors: MTP_E_CONFIG and MTP_E_DATA from what is read, MTP_E_EXISTS when output_dir holds another run, MTP_E_IO for a
- * full disk (the last good checkpoint stays), MTP_E_DATA naming step and samples when loss or gradient are not finite.
- */
+ * full disk (the last good checkpoint stays), MTP_E_DATA naming step and samples when more than max_bad_steps steps were
+ * skipped because loss or gradient were not finite, or all of them were. */
 MTP_API mtp_status mtp_train(const mtp_train_config *config, const mtp_train_options *options,
                              mtp_train_result *result);
 
