@@ -284,12 +284,22 @@ typedef struct mtp_sumsq_args {
 typedef struct mtp_device_options {
     int num_threads; /* cpu: worker threads of every op; 0: the number of cores this process may use */
     const char *isa; /* cpu: "plain", "avx2", "avx512"; NULL: the best this machine has. Not available: an error */
+    int index;       /* cuda: which device, counted as the CUDA runtime counts them */
+    bool bf16;       /* cuda: products take their factors rounded to bf16 and add in fp32; false: all is fp32 */
 } mtp_device_options;
+
+/* A device that a backend could open: a row of `mtp devices`. */
+typedef struct mtp_device_row {
+    char name[128];    /* "NVIDIA H200, sm_90, 132 multiprocessors" */
+    uint64_t memory;   /* bytes in all */
+    bool usable;       /* device_open would take it */
+    char why_not[128]; /* what is missing when it is not usable */
+} mtp_device_row;
 
 /* What a device is, for `mtp --version` and the run's record. Strings live as long as the device. */
 typedef struct mtp_device_info {
-    const char *backend; /* "cpu" */
-    const char *isa;     /* "avx512" */
+    const char *backend; /* "cpu", "cuda" */
+    const char *isa;     /* "avx512"; "NVIDIA H200, sm_90" */
     const char *blas;    /* "OpenBLAS 0.3.21, kernel Cooperlake, pthread" */
     int num_threads;
     bool rows_exact;       /* row independence holds bit for bit with this BLAS; measured when the device opens */
@@ -298,6 +308,9 @@ typedef struct mtp_device_info {
 
 typedef struct mtp_backend {
     const char *name;
+    bool memory_is_host; /* device memory is ordinary memory: host views may be passed to ops as they are */
+    /* The devices there are: up to `capacity` rows, *count may be more. */
+    mtp_status (*device_list)(mtp_device_row *rows, int capacity, int *count);
     mtp_status (*device_open)(const mtp_device_options *options, mtp_device **device);
     void (*device_close)(mtp_device *device); /* accepts NULL */
     const mtp_device_info *(*device_info)(const mtp_device *device);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cpu/cpu.h"
 
@@ -33,6 +34,17 @@ static mtp_status choose_vec(const mtp_device_options *options, const mtp__vec *
         }
     return MTP_FAIL(MTP_E_UNSUPPORTED, "cpu backend: instruction set \"%s\" is not available; this machine has %s", isa,
                     known);
+}
+
+static mtp_status cpu_list(mtp_device_row *rows, int capacity, int *count)
+{
+    MTP_REQUIRE(count != NULL && (rows != NULL || capacity == 0));
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    *count = 1;
+    if (capacity < 1) return MTP_OK;
+    rows[0] = (mtp_device_row){.memory = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0, .usable = true};
+    snprintf(rows[0].name, sizeof rows[0].name, "%d cores, %s", omp_get_num_procs(), mtp__vec_choose(NULL)->isa);
+    return MTP_OK;
 }
 
 static void cpu_close(mtp_device *device)
@@ -119,6 +131,8 @@ const mtp_backend *mtp__backend_cpu(void)
 #define ROW_1(op) .op = mtp__cpu_##op, .op##_scratch = mtp__cpu_##op##_scratch,
 #define ROW(op, args, scratch) ROW_##scratch(op)
     static const mtp_backend backend = {.name = "cpu",
+                                        .memory_is_host = true,
+                                        .device_list = cpu_list,
                                         .device_open = cpu_open,
                                         .device_close = cpu_close,
                                         .device_info = cpu_info,

@@ -5,6 +5,8 @@
 
 #include <cublasLt.h>
 
+#include <type_traits>
+
 #include "base/error.h"
 #include "check.h"
 #include "cuda/device.cuh"
@@ -77,6 +79,30 @@ inline unsigned blocks_for(const mtp_device *device, int64_t n, int threads)
 {
     const int64_t needed = divide_up(n, threads), most = (int64_t)device->multiprocessors * (2048 / threads);
     return (unsigned)(needed < most ? needed : most);
+}
+
+/* 4 when rows of `width` elements of all these views start at multiples of 4 elements (absent ones do not count), else
+ * 1: the N of load and store. */
+template <typename... Views>
+inline int pack_of(int64_t width, const Views &...views)
+{
+    bool whole = width % 4 == 0;
+    auto look = [&](const mtp_view &view) {
+        if (!view.data) return;
+        whole = whole && (uintptr_t)view.data % (4 * mtp_dtype_size(view.dtype)) == 0;
+        for (int32_t axis = 0; axis + 1 < view.rank; axis++)
+            whole = whole && (view.stride[axis] % 4 == 0 || view.shape[axis] == 1);
+    };
+    (look(views), ...);
+    return whole ? 4 : 1;
+}
+
+/* body(std::integral_constant<int, 4 or 1>()) */
+template <typename Body>
+inline auto with_pack(int pack, Body body)
+{
+    if (pack == 4) return body(std::integral_constant<int, 4>());
+    return body(std::integral_constant<int, 1>());
 }
 
 /* Kernels that want more than 48 KiB of dynamic shared memory must ask for it once. */

@@ -68,6 +68,60 @@ __device__ __forceinline__ f16 from_float<f16>(float x)
     return __float2half_rn(x);
 }
 
+/* N neighbouring elements as fp32, N = 1 or 4. With N = 4 the address is a multiple of 4 elements: one load or store.
+ */
+template <int N>
+struct pack {
+    float v[N];
+};
+
+template <int N>
+__device__ __forceinline__ pack<N> load(const float *p)
+{
+    if constexpr (N == 4) {
+        const float4 x = *reinterpret_cast<const float4 *>(p);
+        return {{x.x, x.y, x.z, x.w}};
+    } else {
+        return {{*p}};
+    }
+}
+/* bf16 and f16 */
+template <int N, typename T>
+__device__ __forceinline__ pack<N> load(const T *p)
+{
+    if constexpr (N == 4) {
+        struct alignas(8) four {
+            T v[4];
+        };
+        const four x = *reinterpret_cast<const four *>(p);
+        return {{to_float(x.v[0]), to_float(x.v[1]), to_float(x.v[2]), to_float(x.v[3])}};
+    } else {
+        return {{to_float(*p)}};
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void store(float *p, const pack<N> &x)
+{
+    if constexpr (N == 4)
+        *reinterpret_cast<float4 *>(p) = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+    else
+        *p = x.v[0];
+}
+template <int N, typename T>
+__device__ __forceinline__ void store(T *p, const pack<N> &x)
+{
+    if constexpr (N == 4) {
+        struct alignas(8) four {
+            T v[4];
+        };
+        *reinterpret_cast<four *>(p) =
+            four{{from_float<T>(x.v[0]), from_float<T>(x.v[1]), from_float<T>(x.v[2]), from_float<T>(x.v[3])}};
+    } else {
+        *p = from_float<T>(x.v[0]);
+    }
+}
+
 /* ---- reductions: a fixed order, the result in every thread ------------------------------------------------------- */
 
 template <typename T>
