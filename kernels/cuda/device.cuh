@@ -1,18 +1,21 @@
 /* The one header that every kernel file includes: the same .cu source is compiled by nvcc for the device, and by the
  * host compiler against the emulator (tests/emu, MTP_EMULATOR).
  *
- * Rules that keep kernels emulatable: launches go through MTP_LAUNCH, dynamic shared memory through MTP_DYNAMIC_SHARED,
- * inline PTX stands in ptx.cuh only; nothing assumes that the lanes of a warp run in lockstep; collectives name the
- * lanes that take part, and all of those reach them; no whole kernel is guarded by an architecture. */
+ * Rules that keep kernels emulatable: launches go through MTP_LAUNCH, shared memory through MTP_SHARED and
+ * MTP_DYNAMIC_SHARED, inline PTX stands in ptx.cuh only; nothing assumes that the lanes of a warp run in lockstep;
+ * collectives name the lanes that take part, and all of those reach them; no whole kernel is guarded by an
+ * architecture. */
 #ifndef MTP_KERNELS_CUDA_DEVICE_CUH
 #define MTP_KERNELS_CUDA_DEVICE_CUH
 
 #ifdef MTP_EMULATOR
-#include "cudaemu.h" /* CUDA's names on the host, MTP_LAUNCH and MTP_DYNAMIC_SHARED among them */
+#include "emu/device.h" /* CUDA's names on the host, and the three macros below */
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+/* Static shared memory: MTP_SHARED(float, tile, [32][33]); */
+#define MTP_SHARED(type, name, ...) __shared__ type name __VA_ARGS__
 /* MTP_LAUNCH(kernel, grid, block, bytes of dynamic shared memory, stream, arguments...): a cudaError_t. A kernel
  * template with more than one parameter is put in parentheses. */
 #define MTP_LAUNCH(kernel, grid, block, shared, stream, ...) \

@@ -159,7 +159,7 @@ template <typename X, typename W, int N>
 __global__ void __launch_bounds__(THREADS) backward_kernel(backward b, const X *x, int64_t x_stride, const W *w)
 {
     MTP_DYNAMIC_SHARED(float, sums); /* [warps, width] when dw is wanted */
-    __shared__ double scalars[WARPS];
+    MTP_SHARED(double, scalars, [WARPS]);
     const int warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP, lane = (int)threadIdx.x % WARP;
     const int64_t first = (int64_t)blockIdx.x * b.chunk_rows;
     const int64_t end = first + b.chunk_rows < b.rows ? first + b.chunk_rows : b.rows;
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(THREADS) backward_kernel(backward b, const X *
 __global__ void __launch_bounds__(THREADS)
     add_chunks_kernel(float *dw, const float *partial, int64_t chunks, int width, bool accumulate)
 {
-    __shared__ float shared[WARPS][WARP];
+    MTP_SHARED(float, shared, [WARPS][WARP]);
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, i = (int)blockIdx.x * WARP + lane;
     float sum = 0.0f;
     if (i < width)

@@ -102,7 +102,7 @@ constexpr int SUM_BLOCK = 1 << 14;
 
 __global__ void __launch_bounds__(THREADS) squares_kernel(double *sums, const float *x, int64_t n)
 {
-    __shared__ double shared[WARP];
+    MTP_SHARED(double, shared, [WARP]);
     const int64_t first = (int64_t)blockIdx.x * SUM_BLOCK, end = first + SUM_BLOCK < n ? first + SUM_BLOCK : n;
     double sum = 0;
     for (int64_t i = first + threadIdx.x; i < end; i += blockDim.x) sum += (double)x[i] * (double)x[i];
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(double *sums, const fl
 
 __global__ void __launch_bounds__(THREADS) total_kernel(double *total, const double *sums, int64_t n)
 {
-    __shared__ double shared[WARP];
+    MTP_SHARED(double, shared, [WARP]);
     double sum = 0;
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x) sum += sums[i];
     sum = block_sum(sum, shared);
