@@ -11,12 +11,15 @@
 extern "C" {
 #endif
 
-/* Every function is called from one thread at a time and blocks until this rank's part is done. Sizes are > 0. */
+/* Every function but abort is called from one thread at a time and blocks until this rank's part is done. Sizes are >
+ * 0. */
 typedef struct mtp__collectives {
     mtp_status (*all_reduce)(void *self, void *data, size_t count, mtp_dtype dtype, mtp_reduce reduce);
     mtp_status (*broadcast)(void *self, void *data, size_t size, int root);
     mtp_status (*all_gather)(void *self, const void *data, size_t size, void *out);
     mtp_status (*barrier)(void *self);
+    /* From any thread: let an operation that is at work fail soon, and those that follow at once. */
+    void (*abort)(void *self);
     void (*free)(void *self);
     void *self;
 } mtp__collectives;

@@ -8,11 +8,11 @@
 
 #include "base/text.h"
 #include "comm/collectives.h"
+#include "comm/heartbeat.h"
 #include "comm/place.h"
 
-enum { DEFAULT_SECONDS = 60, RETRY_MS = 50, RANKS_NAMED = 16 };
-/* how long the others may take to say that they failed too */
-static const double report_seconds = 2;
+static const double longest_seconds = 1e6;
+enum { DEFAULT_SECONDS = 60, DEFAULT_HEARTBEAT = 5, RETRY_MS = 50, MESSAGE_LETTERS = 2048 };
 
 typedef enum operation { ALL_REDUCE, BROADCAST, ALL_GATHER, BARRIER } operation;
 
@@ -34,59 +34,63 @@ struct mtp_comm {
     mtp_store_server *server; /* where this rank hosts the store */
     mtp_store *store;
     char prefix[300];
-    double seconds;
+    double seconds, heartbeat_seconds;
+    mtp__heartbeat *heartbeat;
+    void (*failed)(void *user, const char *message);
+    void *user;
     bool running; /* the thread was started */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* something was queued, was done, or the end has come */
     mtp_comm_request *first, *last;
     bool ending;
-    mtp_status failure; /* of the first operation that failed */
-    char message[2048];
+    mtp_status failure; /* the first one */
+    char message[MESSAGE_LETTERS];
 };
 
 /* ---- failures ------------------------------------------------------------------------------------------------- */
 
-/* Say through the store that this rank failed, and find out who does not: the rank that died, or the one that hangs. */
-static void name_silent_ranks(mtp_comm *comm, mtp__text *text)
+/* Make this the failure of everything that follows, unless there is one already. */
+static void set_failure(mtp_comm *comm, mtp_status status, const char *message)
 {
-    char key[400];
-    int silent = 0;
-    snprintf(key, sizeof key, "%sfailed/%d", comm->prefix, comm->place.rank);
-    if (mtp_store_set(comm->store, key, "", 0) != MTP_OK) {
-        mtp__text_add(text, "; the store is lost too: its host died or has ended");
-        return;
+    pthread_mutex_lock(&comm->lock);
+    const bool first = comm->failure == MTP_OK;
+    if (first) {
+        snprintf(comm->message, sizeof comm->message, "rank %d of %d: %.*s", comm->place.rank, comm->place.world_size,
+                 MESSAGE_LETTERS - 64, message);
+        comm->failure = status;
     }
-    const int64_t deadline = mtp__net_deadline(report_seconds);
-    for (int rank = 0; rank < comm->place.world_size; rank++) {
-        void *value = NULL;
-        const int64_t left = deadline - mtp__net_now();
-        snprintf(key, sizeof key, "%sfailed/%d", comm->prefix, rank);
-        const mtp_status status = mtp_store_get(comm->store, key, left > 0 ? (double)left / 1000 : 0, &value, NULL);
-        free(value);
-        if (status == MTP_OK) continue;
-        if (status != MTP_E_NOT_FOUND) {
-            mtp__text_add(text, "; the store is lost too: its host died or has ended");
-            return;
-        }
-        if (silent < RANKS_NAMED) mtp__text_add(text, "%s %d", silent ? "," : "; died or hangs: rank", rank);
-        silent++;
-    }
-    if (silent > RANKS_NAMED) mtp__text_add(text, " and %d more", silent - RANKS_NAMED);
-    if (silent == 0) mtp__text_add(text, "; all ranks are alive and report a failure");
+    pthread_mutex_unlock(&comm->lock);
+    /* written once, so it may be read without the lock from here on */
+    if (first && comm->failed) comm->failed(comm->user, comm->message);
 }
 
-/* On the thread, after an operation has failed: make this the failure of all that follow. */
+static bool has_failed(mtp_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    const bool failed = comm->failure != MTP_OK;
+    pthread_mutex_unlock(&comm->lock);
+    return failed;
+}
+
+/* On the thread of the collectives, after an operation has failed: which ranks are to blame. */
 static void note_failure(mtp_comm *comm, mtp_status status)
 {
     mtp__text text = {0};
-    mtp__text_add(&text, "rank %d of %d: %s", comm->place.rank, comm->place.world_size, mtp_last_error()->message);
-    if (status != MTP_E_MEMORY) name_silent_ranks(comm, &text);
-    pthread_mutex_lock(&comm->lock);
-    comm->failure = status;
-    snprintf(comm->message, sizeof comm->message, "%.*s", (int)sizeof comm->message - 1, mtp__text_get(&text));
-    pthread_mutex_unlock(&comm->lock);
+    if (has_failed(comm)) return;
+    mtp__text_add(&text, "%s", mtp_last_error()->message);
+    if (status != MTP_E_MEMORY)
+        mtp__heartbeat_blame(comm->store, comm->prefix, &comm->place, comm->heartbeat_seconds, &text);
+    set_failure(comm, status, mtp__text_get(&text));
     mtp__text_free(&text);
+}
+
+/* On the thread of the heartbeat. */
+static void note_loss(void *user, const char *message)
+{
+    mtp_comm *comm = user;
+    set_failure(comm, MTP_E_BACKEND, message);
+    comm->backend.abort(comm->backend.self);
 }
 
 /* ---- the thread ----------------------------------------------------------------------------------------------- */
@@ -122,6 +126,7 @@ static void *work(void *argument)
             status = perform(&comm->backend, request);
             if (status != MTP_OK) note_failure(comm, status);
             pthread_mutex_lock(&comm->lock);
+            if (status != MTP_OK) status = comm->failure;
         }
         request->status = status;
         request->done = true;
@@ -220,6 +225,12 @@ mtp_status mtp_comm_barrier(mtp_comm *comm)
     return submit_and_wait(comm, &(mtp_comm_request){.kind = BARRIER});
 }
 
+mtp_status mtp_comm_check(mtp_comm *comm)
+{
+    MTP_REQUIRE(comm != NULL);
+    return has_failed(comm) ? MTP_FAIL(comm->failure, "%s", comm->message) : MTP_OK;
+}
+
 mtp_comm_place mtp_comm_where(const mtp_comm *comm)
 {
     return comm->place;
@@ -285,14 +296,50 @@ static mtp_status meet(mtp_comm *comm, const mtp__meeting *meeting, const mtp_lo
     const int code = pthread_create(&comm->thread, NULL, work, comm);
     if (code != 0) return MTP_FAIL_FOREIGN(MTP_E_IO, code, "the thread of the collectives: %s", strerror(code));
     comm->running = true;
+    const mtp__heartbeat_options options = {.place = comm->place,
+                                            .prefix = comm->prefix,
+                                            .endpoint = meeting->endpoint,
+                                            .secret = meeting->secret,
+                                            .interval = comm->heartbeat_seconds,
+                                            .limit = comm->seconds,
+                                            .lost = note_loss,
+                                            .user = comm};
+    MTP_TRY(mtp__heartbeat_start(&options, &comm->heartbeat));
     /* nobody goes on before all have arrived */
     return mtp_comm_barrier(comm);
+}
+
+/* A time that the caller gives, or else the environment, or else the default. */
+static mtp_status choose_seconds(double given, const char *name, double otherwise, double *seconds)
+{
+    const char *text = getenv(name);
+    char *end;
+    *seconds = given > 0 ? given : otherwise;
+    if (given > 0 || !text || !*text) return MTP_OK;
+    *seconds = strtod(text, &end);
+    if (*end || !(*seconds > 0) || *seconds > longest_seconds)
+        return MTP_FAIL(MTP_E_CONFIG, "%s is '%s'; it must be a number of seconds above 0", name, text);
+    return MTP_OK;
+}
+
+static mtp_status choose_times(mtp_comm *comm, const mtp_comm_options *options)
+{
+    MTP_TRY(choose_seconds(options->seconds, "MTP_COMM_TIME_LIMIT", DEFAULT_SECONDS, &comm->seconds));
+    const double third = comm->seconds / MTP__BEATS_MIN;
+    MTP_TRY(choose_seconds(options->heartbeat_seconds, "MTP_COMM_HEARTBEAT",
+                           third < DEFAULT_HEARTBEAT ? third : DEFAULT_HEARTBEAT, &comm->heartbeat_seconds));
+    if (comm->heartbeat_seconds <= third) return MTP_OK;
+    return MTP_FAIL(MTP_E_CONFIG,
+                    "a heartbeat every %g s is too rare for a time limit of %g s: at most a third of it "
+                    "(MTP_COMM_HEARTBEAT, MTP_COMM_TIME_LIMIT)",
+                    comm->heartbeat_seconds, comm->seconds);
 }
 
 mtp_status mtp_comm_create(const mtp_comm_options *options, mtp_comm **comm)
 {
     mtp__meeting meeting;
-    MTP_REQUIRE(options != NULL && comm != NULL && options->seconds >= 0 && options->seconds <= 1e6);
+    MTP_REQUIRE(options != NULL && comm != NULL && options->seconds >= 0 && options->seconds <= longest_seconds &&
+                options->heartbeat_seconds >= 0);
     *comm = NULL;
     if (options->backend != MTP_COMM_GLOO)
         return MTP_FAIL(MTP_E_UNSUPPORTED, "this build has no NCCL; between CPU processes use Gloo");
@@ -300,10 +347,12 @@ mtp_status mtp_comm_create(const mtp_comm_options *options, mtp_comm **comm)
     mtp_comm *made = calloc(1, sizeof *made);
     if (!made) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a communicator");
     made->place = meeting.place;
-    made->seconds = options->seconds > 0 ? options->seconds : DEFAULT_SECONDS;
+    made->failed = options->failed;
+    made->user = options->user;
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->changed, NULL);
-    const mtp_status status = meeting.place.world_size > 1 ? meet(made, &meeting, options->logger) : MTP_OK;
+    mtp_status status = choose_times(made, options);
+    if (status == MTP_OK && meeting.place.world_size > 1) status = meet(made, &meeting, options->logger);
     if (status != MTP_OK) {
         if (!made->running) mtp__fail_prefix(status, "rank %d of %d", meeting.place.rank, meeting.place.world_size);
         mtp_comm_free(made);
@@ -311,6 +360,30 @@ mtp_status mtp_comm_create(const mtp_comm_options *options, mtp_comm **comm)
     }
     *comm = made;
     return MTP_OK;
+}
+
+/* The store ends with rank 0 where that hosts it. While all is well the others may still be at work, and their signs of
+ * life say for how long; after a failure they need the time to hear of it. */
+static void wait_for_others(mtp_comm *comm, const char *key)
+{
+    int64_t left = 0, deadline = INT64_MAX;
+    while (mtp_store_add(comm->store, key, 0, &left) == MTP_OK && left < comm->place.world_size - 1) {
+        if (deadline == INT64_MAX && has_failed(comm))
+            deadline = mtp__net_deadline(MTP__REPORT_SECONDS + 2 * comm->heartbeat_seconds);
+        if (mtp__net_now() >= deadline) return;
+        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000L}, NULL);
+    }
+}
+
+static void leave(mtp_comm *comm)
+{
+    int64_t left = 0;
+    char key[400];
+    if (!comm->heartbeat) return;
+    snprintf(key, sizeof key, "%sleft", comm->prefix);
+    if (comm->server) wait_for_others(comm, key);
+    mtp__heartbeat_stop(comm->heartbeat);
+    if (!comm->server) (void)mtp_store_add(comm->store, key, 1, &left); /* a store that is lost waits for nobody */
 }
 
 void mtp_comm_free(mtp_comm *comm)
@@ -323,6 +396,7 @@ void mtp_comm_free(mtp_comm *comm)
         pthread_mutex_unlock(&comm->lock);
         pthread_join(comm->thread, NULL);
     }
+    leave(comm);
     if (comm->backend.free) comm->backend.free(comm->backend.self);
     mtp_store_close(comm->store);
     mtp_store_server_stop(comm->server);

@@ -79,6 +79,10 @@ MTP_API void mtp_store_close(mtp_store *store);
  * gives the same bits, on every rank. After the first failure every further call fails with it: the ranks no longer
  * agree on what comes next, and the run must be started again.
  *
+ * Another thread gives a sign of life to the store at every heartbeat. A rank that is killed or stopped, or whose
+ * machine is lost, is noticed within the time limit also while no operation waits for it. A rank that hangs but lives
+ * is noticed by the time limit of the next operation. Either way the message names it, with its host and process.
+ *
  * One thread at a time may call the functions of one communicator. */
 typedef struct mtp_comm mtp_comm;
 
@@ -91,8 +95,18 @@ typedef enum mtp_reduce { MTP_REDUCE_SUM, MTP_REDUCE_MAX, MTP_REDUCE_MIN } mtp_r
 
 typedef struct mtp_comm_options {
     mtp_comm_backend backend;
-    double seconds;           /* for each operation, and for finding each other; 0: 60 */
+    /* How long an operation may take, finding each other too, and within which a rank that gives no sign of life is
+     * noticed. 0: MTP_COMM_TIME_LIMIT of the environment, or else 60. */
+    double seconds;
+    /* Between signs of life, at most a third of `seconds`. 0: MTP_COMM_HEARTBEAT of the environment, or else 5, or a
+     * third of `seconds` when that is less. */
+    double heartbeat_seconds;
     const mtp_logger *logger; /* must outlive the communicator; may be NULL */
+    /* Called at most once, from a thread of the communicator, as soon as it has failed: an operation did, or a rank
+     * gave no sign of life. The message says what is known. The thread that calls the functions here may be anywhere,
+     * and may wait for something that never comes; what is done about that is the program's choice. May be NULL. */
+    void (*failed)(void *user, const char *message);
+    void *user;
 } mtp_comm_options;
 
 /* Which process of how many this is. */
@@ -112,7 +126,10 @@ typedef struct mtp_comm_place {
  * runs and their restarts apart. MTP_E_CONFIG for what is missing or contradicts itself. */
 MTP_API mtp_status mtp_comm_create(const mtp_comm_options *options, mtp_comm **comm);
 MTP_API mtp_comm_place mtp_comm_where(const mtp_comm *comm);
-/* Accepts NULL. Started operations must have been waited for. */
+/* MTP_OK, or the failure that every further operation would give. */
+MTP_API mtp_status mtp_comm_check(mtp_comm *comm);
+/* Accepts NULL. Started operations must have been waited for. A rank 0 that hosts the store waits for the others to
+ * come here too, unless the communicator has failed. */
 MTP_API void mtp_comm_free(mtp_comm *comm);
 
 /* Reduce `count` values over all ranks, in place. dtype is MTP_F32 or MTP_BF16; bf16 is reduced in fp32 and rounded to
