@@ -44,6 +44,11 @@ mtp_status mtp__fail_prefix(mtp_status status, const char *format, ...)
     return status;
 }
 
+mtp_status mtp__fail_again(const mtp_error *error)
+{
+    return mtp__fail(error->status, error->foreign, error->file, error->line, "%s", error->message);
+}
+
 const mtp_error *mtp_last_error(void)
 {
     return &last_error;

@@ -23,6 +23,10 @@ mtp_status mtp__fail(mtp_status status, int foreign, const char *file, int line,
  * knows what a callee could not: the sample, the file, the key. */
 mtp_status mtp__fail_prefix(mtp_status status, const char *format, ...) MTP__PRINTF(2, 3);
 
+/* Put a record back that later failures have overwritten, and return its status:
+ *     const mtp_error first = *mtp_last_error(); clean_up_that_may_fail(); return mtp__fail_again(&first); */
+mtp_status mtp__fail_again(const mtp_error *error);
+
 /* return MTP_FAIL(MTP_E_DATA, "sample %s: ...", name); */
 #define MTP_FAIL(status, ...) mtp__fail((status), 0, __FILE__, __LINE__, __VA_ARGS__)
 /* The same with errno or a foreign code; the text of errno is the caller's to add (%s, strerror(errno)). */

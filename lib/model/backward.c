@@ -138,6 +138,26 @@ static mtp_status state_bwd(mtp__step *step, int32_t k, mtp_view dn)
     return mtp__step_linear_dx(step, dstate, mtp__param_value(post), dn, MTP_ACCUMULATE);
 }
 
+void mtp__step_finished(const mtp__step *step, const mtp__param *const *params, int count)
+{
+    int64_t final = 0;
+    if (!step->watch.ready || !step->last_chunk) return;
+    for (int i = 0; i < count; i++) {
+        if (!params[i] || !params[i]->grad) continue;
+        const int64_t end = params[i]->grad - (const float *)step->drafter->grads + params[i]->count;
+        if (end > final) final = end;
+    }
+    if (final > 0) step->watch.ready(step->watch.user, final);
+}
+
+/* Both branches of a layer, in the draft step after which nothing adds to its gradients. */
+static void layer_finished(const mtp__step *step, const mtp__layer *layer)
+{
+    const mtp__param *const params[] = {layer->down_proj, layer->gate_proj, layer->up_proj,
+                                        layer->o_proj,    layer->q_proj,    layer->input_norm};
+    mtp__step_finished(step, params, sizeof params / sizeof *params);
+}
+
 static mtp_status draft_step_bwd(mtp__step *step, int32_t k, bool chain_in, bool chain_out)
 {
     const mtp_drafter *drafter = step->drafter;
@@ -148,9 +168,11 @@ static mtp_status draft_step_bwd(mtp__step *step, int32_t k, bool chain_in, bool
     if (chain_in) MTP_TRY(state_bwd(step, k, dn));
     MTP_TRY(rmsnorm_bwd(step, mtp__first_rows(draft->x_out, rows), drafter->final_norm,
                         mtp__first_rows(draft->rstd_final, rows), dn, dx, MTP_OVERWRITE));
+    if (k == 0) mtp__step_finished(step, (const mtp__param *const[]){drafter->final_norm, drafter->post_projection}, 2);
     for (int64_t l = drafter->config.num_layers - 1; l >= 0; l--) {
         MTP_TRY(mlp_branch_bwd(step, &drafter->layers[l], &draft->layers[l], dx));
         MTP_TRY(attention_branch_bwd(step, &drafter->layers[l], &draft->layers[l], dx));
+        if (k == 0) layer_finished(step, &drafter->layers[l]);
     }
     const mtp_view w = mtp__param_value(drafter->pre_projection), dw = mtp__param_grad(drafter->pre_projection);
     if (dw.data) {
@@ -165,6 +187,8 @@ mtp_status mtp__step_backward(mtp__step *step)
 {
     const int32_t K = step->config.num_speculative_steps;
     const bool chain = !step->config.detach_state;
+    const mtp_drafter *drafter = step->drafter;
+    mtp__step_finished(step, (const mtp__param *const[]){drafter->embed, drafter->centroids}, 2); /* by the head */
     for (int32_t k = K - 1; k >= 0; k--) MTP_TRY(draft_step_bwd(step, k, chain && k + 1 < K, chain && k > 0));
     return MTP_OK;
 }

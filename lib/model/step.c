@@ -148,6 +148,11 @@ void mtp__step_free(mtp__step *step)
     free(step);
 }
 
+void mtp__step_set_watch(mtp__step *step, const mtp__step_watch *watch)
+{
+    step->watch = watch ? *watch : (mtp__step_watch){0};
+}
+
 /* ---- running -------------------------------------------------------------------------------------------------- */
 
 /* Copy a device matrix [num_rows, width] to rows of a host array [K, R, width], and zero the steps that do not exist.
@@ -244,6 +249,7 @@ mtp_status mtp__step_run(mtp__step *step, const mtp_batch *batch, const mtp__row
     for (int64_t first = 0; first < rows->num_rows; first += step->Rc) {
         step->first_row = first;
         step->num_rows = rows->num_rows - first < step->Rc ? rows->num_rows - first : step->Rc;
+        step->last_chunk = first + step->Rc >= rows->num_rows;
         MTP_TRY(run_chunk(step, counts, sums, outputs));
     }
     return MTP_OK;

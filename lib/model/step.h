@@ -52,6 +52,17 @@ void mtp__step_free(mtp__step *step); /* accepts NULL */
 mtp_status mtp__step_plan(const mtp_drafter_config *drafter, const mtp_context *context, const mtp_step_config *config,
                           mtp__step_mode mode, mtp__arena *measured);
 
+/* Told during a run which gradients are final, so that they can be summed over ranks while the rest is computed: those
+ * in front of place `final` (in floats) of the drafter's gradient block, which lies in the order in which the backward
+ * pass finishes. */
+typedef struct mtp__step_watch {
+    void (*ready)(void *user, int64_t final);
+    void *user;
+} mtp__step_watch;
+/* The runs that follow are watched; NULL ends it. Only the last run of an update may be: earlier ones leave gradients
+ * that later ones add to. */
+void mtp__step_set_watch(mtp__step *step, const mtp__step_watch *watch);
+
 /* Run over all rows. counts [K] are the N_k of the global batch (all micro-batches, all ranks): the loss that is
  * differentiated is sum_k w_k (sum_r l_rk + centroid_weight c_rk) / N_k; N_k = 0 leaves the term out. sums [K] is
  * overwritten. outputs may be NULL. rows must have the step's K and at least one row. */

@@ -77,7 +77,10 @@ struct mtp__step {
     int32_t *host_ids;
     float *host_floats;
     uint8_t *host_bytes;
+    mtp__step_watch watch; /* `ready` NULL: nobody is told */
+
     /* Of the chunk at hand. */
+    bool last_chunk; /* of the run */
     const mtp_batch *batch;
     const mtp__rows *rows;
     int64_t first_row, num_rows; /* rows [first_row, first_row + num_rows) of `rows` */
@@ -102,6 +105,9 @@ mtp_status mtp__step_logits(mtp__step *step, int32_t k, mtp__step_outputs *outpu
 
 /* lib/model/backward.c: all draft steps, from dn to the parameter gradients. */
 mtp_status mtp__step_backward(mtp__step *step);
+/* Tell the watch, in the last chunk of a watched run, that the gradients up to those of these parameters are final.
+ * NULLs and frozen ones are passed over. */
+void mtp__step_finished(const mtp__step *step, const mtp__param *const *params, int count);
 
 /* ---- small helpers ------------------------------------------------------------------------------------------- */
 static inline mtp_view mtp__first_rows(mtp_view view, int64_t rows)

@@ -146,6 +146,13 @@ static const mtp__field fields[] = {
      .help = "Rows computed at once: memory against speed. Only the order of float sums depends on it."},
     {KEY("device", logits_budget_mib, INT), .value = "256", RANGE(1, 1048576), FREE,
      .help = "MiB of logits that the flat head holds at once. Only the order of float sums depends on it."},
+
+    {KEY("distributed", bucket_mib, INT), .value = "25", RANGE(1, 65536), FREE,
+     .help = "Gradients are summed over ranks in pieces of this many MiB, each as soon as the backward pass has "
+             "finished it. Only the order of float sums depends on it."},
+    {KEY("distributed", timeout_seconds, REAL), .value = "60.0", RANGE(0.1, 1e6), FREE,
+     .help = "How long a rank waits for the others: a rank that has not come by then counts as lost and ends the run on "
+             "all. It must be longer than the slowest thing that rank 0 does alone, a checkpoint."},
     /* clang-format on */
 };
 
@@ -159,6 +166,7 @@ static const struct {
     {"train", "How long, and when to look."},
     {"output", "Where the run is written."},
     {"device", "What computes."},
+    {"distributed", "Several processes that train together (mtprun)."},
 };
 
 const mtp__field *mtp__config_fields(size_t *count)

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "model/step.h"
 #include "run/acceptance.h"
+#include "run/evaluate.h"
 
 enum { DEFAULT_STEPS = 3, DEFAULT_TOKENS = 8192 };
 
@@ -22,8 +23,9 @@ struct mtp_evaluator {
     int64_t *samples;     /* indices in the data set, those with anything to compute */
     int64_t *prompt_len;  /* of the documents of the batch at hand */
     mtp__rows rows;
-    int32_t *drafts; /* [K, rows] */
-    int32_t *kept;   /* [rows] */
+    int32_t *drafts;   /* [K, rows] */
+    int32_t *kept;     /* [rows] */
+    mtp__ranks *ranks; /* who shares the batches; NULL: alone */
 };
 
 /* ---- layout --------------------------------------------------------------------------------------------------- */
@@ -273,18 +275,58 @@ static mtp_status begin(const mtp_evaluator *evaluator, mtp_evaluation *evaluati
     return MTP_OK;
 }
 
+void mtp__evaluator_share(mtp_evaluator *evaluator, mtp__ranks *ranks)
+{
+    evaluator->ranks = ranks->world_size > 1 ? ranks : NULL;
+}
+
+/* Sums of one batch, and whether somebody wants to stop. */
+typedef struct batch_result {
+    int64_t stop;
+    mtp__step_sums sums[MTP_MAX_SPECULATIVE_STEPS];
+} batch_result;
+
+static void add_result(const batch_result *result, bool *stop, mtp__step_sums *total)
+{
+    *stop = *stop || result->stop;
+    for (int32_t k = 0; k < MTP_MAX_SPECULATIVE_STEPS; k++) {
+        total[k].loss += result->sums[k].loss;
+        total[k].centroid_loss += result->sums[k].centroid_loss;
+        total[k].count += result->sums[k].count;
+        total[k].correct += result->sums[k].correct;
+        total[k].missed += result->sums[k].missed;
+    }
+}
+
+/* Batches [first, first + world size), one a rank; their sums are added in the order of the batches. */
+static mtp_status run_round(mtp_evaluator *evaluator, int64_t first, mtp_evaluation *evaluation, bool *stop,
+                            mtp__step_sums *total)
+{
+    mtp__ranks *ranks = evaluator->ranks;
+    const int64_t documents = evaluator->batch_begin[evaluator->num_batches], done = evaluator->batch_begin[first];
+    const int64_t index = first + (ranks ? ranks->rank : 0);
+    batch_result own = {0};
+    mtp_status status = MTP_OK;
+    own.stop = evaluator->options.progress && !evaluator->options.progress(evaluator->options.user, done, documents);
+    if (!own.stop && index < evaluator->num_batches) status = run_batch(evaluator, index, evaluation, own.sums);
+    if (ranks) status = mtp__ranks_exchange(ranks, status, &own, sizeof own);
+    if (status != MTP_OK) return status;
+    if (!ranks) add_result(&own, stop, total);
+    for (int rank = 0; ranks && rank < ranks->world_size; rank++) add_result(mtp__ranks_said(ranks, rank), stop, total);
+    if (!*stop) return MTP_OK;
+    return MTP_FAIL(MTP_E_INTERRUPTED, "evaluation stopped after %lld of %lld samples", (long long)done,
+                    (long long)documents);
+}
+
 static mtp_status run_batches(mtp_evaluator *evaluator, mtp_evaluation *evaluation)
 {
     mtp__step_sums total[MTP_MAX_SPECULATIVE_STEPS] = {{0}};
-    const int64_t documents = evaluator->batch_begin[evaluator->num_batches];
+    const int64_t world_size = evaluator->ranks ? evaluator->ranks->world_size : 1;
+    bool stop = false;
     MTP_TRY(begin(evaluator, evaluation));
-    for (int64_t i = 0; i < evaluator->num_batches; i++) {
-        const int64_t done = evaluator->batch_begin[i];
-        if (evaluator->options.progress && !evaluator->options.progress(evaluator->options.user, done, documents))
-            return MTP_FAIL(MTP_E_INTERRUPTED, "evaluation stopped after %lld of %lld samples", (long long)done,
-                            (long long)documents);
-        MTP_TRY(run_batch(evaluator, i, evaluation, total));
-    }
+    for (int64_t i = 0; i < evaluator->num_batches; i += world_size)
+        MTP_TRY(run_round(evaluator, i, evaluation, &stop, total));
+    if (evaluator->ranks) MTP_TRY(mtp__evaluation_merge(evaluator->ranks, evaluation));
     mtp__acceptance_finish(evaluation);
     if (evaluator->teaching) finish_losses(evaluator, total, evaluation);
     return MTP_OK;

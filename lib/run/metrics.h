@@ -20,7 +20,7 @@
 #include "model/step.h"
 #include "mtp/eval.h"
 
-/* One finished step. */
+/* One finished step, over all ranks. */
 typedef struct mtp__update {
     int64_t step;         /* done, this one and the skipped ones included */
     bool bad;             /* loss or gradient norm is not finite: nothing was updated */
@@ -32,6 +32,7 @@ typedef struct mtp__update {
     double learning_rate;
     mtp__step_sums sums[MTP_MAX_SPECULATIVE_STEPS]; /* [K] */
     int64_t counts[MTP_MAX_SPECULATIVE_STEPS];      /* [K] N_k */
+    bool stopped; /* a rank was asked to stop: nothing was done, and the rest means nothing */
 } mtp__update;
 
 /* What depends on the clock and the machine, since the last line. */

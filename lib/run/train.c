@@ -45,10 +45,8 @@ static mtp_status fill_manifest(const mtp__run *run, mtp__manifest *m)
     return mtp__resume_record(run->config, m);
 }
 
-/* Write a checkpoint of now, and remove what keep_last, keep_every and keep_best do not keep. */
-static mtp_status save(mtp__run *run)
+static mtp_status save_alone(mtp__run *run)
 {
-    const double begin = mtp__clock();
     const bool best = run->config->keep_best && run->best_step == run->step;
     mtp__manifest *m = mtp__manifest_create();
     if (!m) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a checkpoint's manifest");
@@ -58,12 +56,19 @@ static mtp_status save(mtp__run *run)
         status = mtp__checkpoint_save(run->directory.path, m, run->trainer.drafter, run->trainer.optimizer);
     mtp__manifest_free(m);
     MTP_TRY(status);
-    run->saved_step = run->step;
     if (best) MTP_TRY(mtp__checkpoint_mark_best(run->directory.path, run->step));
     const mtp__retention retention = {.last = run->config->keep_last,
                                       .every = run->config->keep_every,
                                       .best_step = run->config->keep_best ? run->best_step : -1};
-    MTP_TRY(mtp__checkpoint_prune(run->directory.path, &retention));
+    return mtp__checkpoint_prune(run->directory.path, &retention);
+}
+
+/* Write a checkpoint of now, and remove what keep_last, keep_every and keep_best do not keep. */
+static mtp_status save(mtp__run *run)
+{
+    const double begin = mtp__clock();
+    MTP_TRY(mtp__ranks_agree(&run->ranks, mtp__run_writes(run) ? save_alone(run) : MTP_OK));
+    run->saved_step = run->step;
     mtp__progress_skip(&run->progress, mtp__clock() - begin);
     return MTP_OK;
 }
@@ -92,7 +97,7 @@ static mtp_status evaluate(mtp__run *run)
     run->trained_step = -1;
     MTP_TRY(mtp__run_evaluate(run, &run->trained));
     run->trained_step = run->last_eval_step = run->step;
-    MTP_TRY(mtp__metrics_eval(&run->metrics, run->step, &run->trained));
+    if (mtp__run_writes(run)) MTP_TRY(mtp__metrics_eval(&run->metrics, run->step, &run->trained));
     const double length = mtp_acceptance_length(&run->trained.rounds, run->metrics.K);
     const bool better = run->best_step < 0 || length > run->best_length;
     run->evals_since_best = better ? 0 : run->evals_since_best + 1;
@@ -122,6 +127,7 @@ static mtp_status show(mtp__run *run, const mtp__update *update)
 {
     const mtp_train_options *o = run->options;
     const bool logged = update->step % run->config->logging_steps == 0;
+    if (!mtp__run_writes(run)) return MTP_OK;
     run->progress.rows += update->rows;
     if (update->bad) return MTP_OK; /* it was said */
     const bool live = o->live_progress && mtp__clock() - run->progress.last_live > 0.1;
@@ -157,7 +163,8 @@ static mtp_status look(mtp__run *run)
 static mtp_status one_step(mtp__run *run)
 {
     mtp__update update;
-    MTP_TRY(mtp__trainer_update(&run->trainer, run->step, &update));
+    MTP_TRY(mtp__trainer_update(&run->trainer, run->step, mtp__run_stopped(run), &update));
+    if (update.stopped) return interrupted(run);
     if (update.bad) MTP_TRY(mtp__run_skip(run, &update));
     run->step = update.step;
     run->epoch = update.epoch;
@@ -177,7 +184,6 @@ static mtp_status loop(mtp__run *run)
     MTP_TRY(look(run)); /* an evaluation that was interrupted at the step we go on from */
     if (run->last_eval_step != evaluated) MTP_TRY(save(run));
     while (run->step < run->total_steps && !out_of_patience(run)) {
-        if (mtp__run_stopped(run)) return interrupted(run);
         MTP_TRY(one_step(run));
     }
     MTP_TRY(mtp__run_check_trained(run));
@@ -216,7 +222,20 @@ static mtp_status train(mtp__run *run)
     MTP_TRY(mtp__run_begin(run));
     MTP_TRY(with_last_good(run, loop(run)));
     MTP_TRY(mtp__run_compare(run));
-    return mtp__run_export(run);
+    MTP_TRY(mtp__ranks_agree(&run->ranks, MTP_OK));
+    mtp__ranks_leave(&run->ranks, MTP_OK);
+    return mtp__run_writes(run) ? mtp__run_export(run) : MTP_OK;
+}
+
+/* Only rank 0 talks about the run; the others say what is wrong. */
+static mtp_train_options quiet(const mtp_train_options *options, mtp_logger *logger)
+{
+    mtp_train_options made = {.stop = options->stop, .user = options->user, .dry_run = options->dry_run};
+    if (!options->logger) return made;
+    *logger = *options->logger;
+    if (logger->min_level < MTP_LOG_WARNING) logger->min_level = MTP_LOG_WARNING;
+    made.logger = logger;
+    return made;
 }
 
 mtp_status mtp_train(const mtp_train_config *config, const mtp_train_options *options, mtp_train_result *result)
@@ -230,7 +249,15 @@ mtp_status mtp_train(const mtp_train_config *config, const mtp_train_options *op
                     .best_step = -1,
                     .last_eval_step = -1,
                     .trained_step = -1};
-    mtp_status status = train(&run);
+    const mtp_comm_options comm = {.seconds = config->timeout_seconds, .logger = options->logger};
+    mtp_logger logger;
+    mtp_train_options others;
+    mtp_status status = mtp__ranks_open(&comm, &run.ranks);
+    if (run.ranks.rank > 0) {
+        others = quiet(options, &logger);
+        run.options = &others;
+    }
+    if (status == MTP_OK) status = mtp__ranks_leave(&run.ranks, train(&run));
     if (status == MTP_OK)
         status = mtp__metrics_close(&run.metrics);
     else

@@ -25,11 +25,13 @@ mtp_status mtp__run_skip(mtp__run *run, const mtp__update *update)
     mtp__sample_list_names(&t->bad, t->train_data, &names);
     mtp_status status = mtp__text_check(&names);
     if (status == MTP_OK) status = mtp__bad_steps_path(directory, &path);
-    if (status == MTP_OK) status = mtp__bad_steps_record(directory, update, run->bad_steps, &t->bad, t->train_data);
-    if (status == MTP_OK) status = mtp__metrics_bad_step(&run->metrics, update, run->bad_steps);
+    if (status == MTP_OK && mtp__run_writes(run)) {
+        status = mtp__bad_steps_record(directory, update, run->bad_steps, &t->bad, t->train_data);
+        if (status == MTP_OK) status = mtp__metrics_bad_step(&run->metrics, update, run->bad_steps);
+    }
     if (status == MTP_OK && run->bad_steps > run->config->max_bad_steps)
         status = too_many(run, update, names.data, path);
-    else if (status == MTP_OK)
+    else if (status == MTP_OK && mtp__run_writes(run))
         mtp_log(run->options->logger, MTP_LOG_WARNING,
                 "step %lld is skipped: loss %g, gradient norm %g; number %lld of at most %lld (max_bad_steps). Its "
                 "samples, also in %s: %s",
@@ -43,6 +45,7 @@ mtp_status mtp__run_skip(mtp__run *run, const mtp__update *update)
 mtp_status mtp__run_check_trained(const mtp__run *run)
 {
     if (run->bad_steps == 0) return MTP_OK;
+    if (run->bad_steps < run->step && !mtp__run_writes(run)) return MTP_OK;
     if (run->bad_steps == run->step)
         return MTP_FAIL(
             MTP_E_DATA,

@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
-#include "comm/place.h"
 #include "run/config.h"
 #include "run/resume.h"
 #include "run/train_run.h"
@@ -49,7 +48,7 @@ static mtp_status find_newest(mtp__run *run)
     return MTP_OK;
 }
 
-static mtp_status find_checkpoint(mtp__run *run)
+static mtp_status find_alone(mtp__run *run)
 {
     const mtp_train_config *c = run->config;
     bool is_run = false;
@@ -65,6 +64,22 @@ static mtp_status find_checkpoint(mtp__run *run)
     if (strcmp(c->resume, MTP_RESUME_NEVER) == 0) return MTP_OK;
     if (strcmp(c->resume, MTP_RESUME_AUTO) != 0) return find_named(run, is_run);
     return is_run ? find_newest(run) : MTP_OK;
+}
+
+/* Rank 0 looks; the others take what it found. */
+static mtp_status find_checkpoint(mtp__run *run)
+{
+    char *found = NULL;
+    MTP_TRY(mtp__ranks_agree(&run->ranks, mtp__run_writes(run) ? find_alone(run) : MTP_OK));
+    if (run->resume) found = run->resume->directory;
+    MTP_TRY(mtp__ranks_share_text(&run->ranks, &found));
+    if (mtp__run_writes(run) || !found) return mtp__ranks_agree(&run->ranks, MTP_OK);
+    mtp_status status = mtp__checkpoint_open(found, false, &run->resume);
+    if (status != MTP_OK)
+        status = mtp__fail_prefix(status, "not found as rank 0 found it: all ranks need to see the same output_dir");
+    run->resume_is_ours = run->resume && is_ours(run, run->resume);
+    free(found);
+    return mtp__ranks_agree(&run->ranks, status);
 }
 
 static mtp_status check_resume(mtp__run *run)
@@ -140,29 +155,25 @@ static mtp_status read_a_batch(mtp__run *run)
     return mtp_loader_seek(run->trainer.loader, 0, 0);
 }
 
-/* Several processes that train the same run would write into each other's directory. */
-static mtp_status check_alone(void)
+static mtp_status open_trainer(mtp__run *run)
 {
-    mtp__meeting meeting;
-    MTP_TRY(mtp__meeting_read(&meeting));
-    if (meeting.place.world_size == 1) return MTP_OK;
-    return MTP_FAIL(MTP_E_UNSUPPORTED,
-                    "this is rank %d of %d processes, and training runs in one; start it alone, or with "
-                    "--nproc-per-node 1",
-                    meeting.place.rank, meeting.place.world_size);
-}
-
-mtp_status mtp__run_open(mtp__run *run)
-{
-    const mtp__trainer_options options = {.logger = run->options->logger, .progress = keep_going, .user = run};
-    MTP_TRY(check_alone());
-    MTP_TRY(mtp_train_config_check_paths(run->config));
-    MTP_TRY(find_checkpoint(run));
+    mtp__trainer_options options = {
+        .logger = run->options->logger, .ranks = &run->ranks, .progress = keep_going, .user = run};
+    if (run->resume)
+        options.begin =
+            (mtp__position){.step = run->resume->step, .epoch = run->resume->epoch, .batch = run->resume->batch};
     MTP_TRY(absolute_drafter(run));
     MTP_TRY(mtp__trainer_open(run->config, &options, &run->trainer));
     MTP_TRY(check_resume(run));
     MTP_TRY(read_a_batch(run));
-    return check_space(run);
+    return mtp__run_writes(run) ? check_space(run) : MTP_OK;
+}
+
+mtp_status mtp__run_open(mtp__run *run)
+{
+    MTP_TRY(mtp__ranks_agree(&run->ranks, mtp_train_config_check_paths(run->config)));
+    MTP_TRY(find_checkpoint(run));
+    return mtp__ranks_agree(&run->ranks, open_trainer(run));
 }
 
 /* ---- beginning ------------------------------------------------------------------------------------------------ */
@@ -182,7 +193,6 @@ static mtp_status open_metrics(mtp__run *run)
 {
     const mtp_train_config *c = run->config;
     const mtp__manifest *from = run->resume_is_ours ? run->resume : NULL;
-    run->metrics.K = (int32_t)c->num_speculative_steps;
     run->metrics.ordered = mtp_drafter_get_config(run->trainer.drafter)->ordered;
     run->metrics.centroid_term = run->metrics.ordered && c->head != MTP_HEAD_HIERARCHICAL;
     MTP_TRY(mtp__bad_steps_cut_back(run->directory.path, from ? from->step : -1));
@@ -197,7 +207,7 @@ static mtp_status evaluate_start(mtp__run *run)
     run->has_start = true;
     if (run->resume) return MTP_OK; /* shown and written when the run began */
     run->last_eval_step = 0;
-    MTP_TRY(mtp__metrics_eval(&run->metrics, 0, &run->start));
+    if (mtp__run_writes(run)) MTP_TRY(mtp__metrics_eval(&run->metrics, 0, &run->start));
     if (!run->options->report) return MTP_OK;
     const mtp_evaluation *const columns[] = {&run->start};
     static const char *const titles[] = {"before training"};
@@ -225,20 +235,34 @@ static mtp_status load_checkpoint(mtp__run *run)
         run->best_length = m->best_length;
         run->evals_since_best = m->evals_since_best;
         run->last_eval_step = m->last_eval_step;
-        MTP_TRY(mtp__checkpoint_supersede(run->directory.path, m->step, run->options->logger));
+        if (mtp__run_writes(run))
+            MTP_TRY(mtp__checkpoint_supersede(run->directory.path, m->step, run->options->logger));
     }
     mtp_log(run->options->logger, MTP_LOG_INFO, "going on from %s: step %lld of %lld", m->directory, (long long)m->step,
             (long long)run->trainer.schedule.max_steps);
     return MTP_OK;
 }
 
-mtp_status mtp__run_begin(mtp__run *run)
+/* The directory, and what stands in it from the first moment on. */
+static mtp_status claim_directory(mtp__run *run)
 {
     if (!run->directory.path) MTP_TRY(mtp__run_dir_open(run->config->output_dir, true, &run->directory));
     MTP_TRY(write_config(run));
-    MTP_TRY(open_metrics(run));
+    return open_metrics(run);
+}
+
+static mtp_status know_directory(mtp__run *run)
+{
+    run->directory.path = strdup(run->config->output_dir);
+    return run->directory.path ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "out of memory for a path");
+}
+
+mtp_status mtp__run_begin(mtp__run *run)
+{
+    run->metrics.K = (int32_t)run->config->num_speculative_steps;
+    MTP_TRY(mtp__ranks_agree(&run->ranks, mtp__run_writes(run) ? claim_directory(run) : know_directory(run)));
     MTP_TRY(evaluate_start(run));
-    return load_checkpoint(run);
+    return mtp__ranks_agree(&run->ranks, load_checkpoint(run));
 }
 
 void mtp__run_close(mtp__run *run)
@@ -248,5 +272,6 @@ void mtp__run_close(mtp__run *run)
     mtp__manifest_free(run->resume);
     mtp__trainer_close(&run->trainer);
     mtp__run_dir_close(&run->directory);
+    mtp__ranks_close(&run->ranks);
     free(run->drafter);
 }

@@ -29,7 +29,7 @@ static mtp_status load_final(mtp__run *run)
 mtp_status mtp__run_compare(mtp__run *run)
 {
     if (!run->trainer.evaluator) return MTP_OK;
-    MTP_TRY(load_final(run));
+    MTP_TRY(mtp__ranks_agree(&run->ranks, load_final(run)));
     if (run->trained_step != final_step(run)) MTP_TRY(mtp__run_evaluate(run, &run->trained));
     run->trained_step = final_step(run);
     if (!run->options->report) return MTP_OK;

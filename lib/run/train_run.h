@@ -11,7 +11,8 @@
 
 typedef struct mtp__run {
     const mtp_train_config *config;
-    const mtp_train_options *options;
+    const mtp_train_options *options; /* on other ranks than 0: silent but for warnings */
+    mtp__ranks ranks;
     mtp__trainer trainer;
     mtp__run_dir directory;
     mtp__metrics metrics;
@@ -35,14 +36,21 @@ typedef struct mtp__run {
     int64_t trained_step; /* of `trained`; -1: none */
 } mtp__run;
 
+/* Does this process write the run directory. */
+static inline bool mtp__run_writes(const mtp__run *run)
+{
+    return run->ranks.rank == 0;
+}
+
 /* Open everything and find the checkpoint to go on from; nothing is written. */
 mtp_status mtp__run_open(mtp__run *run);
 /* Make the directory ours: lock, run.json, config.toml, metrics; evaluate the drafter as it is; load the checkpoint. */
 mtp_status mtp__run_begin(mtp__run *run);
 void mtp__run_close(mtp__run *run);
 
+/* Was this process asked to stop. */
 bool mtp__run_stopped(const mtp__run *run);
-/* Evaluate the drafter in memory into `evaluation` (freed first), outside the clock of training. */
+/* Evaluate the drafter in memory, over all ranks, into `evaluation` (freed first), outside the clock of training. */
 mtp_status mtp__run_evaluate(mtp__run *run, mtp_evaluation *evaluation);
 
 /* Count and record a bad step; more of them than max_bad_steps are MTP_E_DATA naming the samples. */

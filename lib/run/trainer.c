@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "run/config.h"
+#include "run/evaluate.h"
 
 static mtp_status no_memory(void)
 {
@@ -89,6 +90,13 @@ static mtp_status trained_tensors(const mtp_train_config *config, const mtp_draf
     return MTP_OK;
 }
 
+static mtp_status open_buckets(mtp__trainer *t)
+{
+    const int64_t floats = t->config->bucket_mib * (int64_t)(1 << 20) / (int64_t)sizeof(float);
+    if (t->ranks->world_size == 1) return MTP_OK;
+    return mtp__buckets_create(t->ranks->comm, t->drafter->grads, t->drafter->num_grads, floats, &t->buckets);
+}
+
 static mtp_status open_optimizer(mtp__trainer *t)
 {
     mtp__optim_tensor *tensors = NULL;
@@ -120,6 +128,8 @@ static mtp_status open_data(mtp__trainer *t)
                                         .overlong = (mtp_overlong)c->overlong,
                                         .shuffle = c->shuffle,
                                         .seed = (uint64_t)c->seed,
+                                        .world_size = t->ranks->world_size,
+                                        .rank = t->ranks->rank,
                                         .prefetch = c->prefetch + c->gradient_accumulation_steps - 1,
                                         .logger = t->logger};
     const bool split = c->validation_share > 0;
@@ -132,17 +142,20 @@ static mtp_status open_data(mtp__trainer *t)
     return mtp_loader_create(t->train_data, &options, &t->loader);
 }
 
-/* How many updates the run has. */
+/* How many updates the run has: those done, whatever the number of ranks was then, and those of the batches left. */
 static mtp_status plan_length(mtp__trainer *t)
 {
     const mtp_train_config *c = t->config;
+    const int64_t global = t->accumulation * t->ranks->world_size;
     int64_t steps = c->max_steps;
-    for (int64_t epoch = 0; epoch < c->num_train_epochs; epoch++) {
+    t->batches_left = c->num_train_epochs > 0 ? 0 : -1;
+    for (int64_t epoch = t->begin.epoch; epoch < c->num_train_epochs; epoch++) {
         int64_t count = 0;
         MTP_TRY(mtp_loader_batches(t->loader, epoch, &count));
-        t->total_batches += count;
+        if (epoch == t->begin.epoch) count -= t->begin.batch < count ? t->begin.batch : count;
+        t->batches_left += count;
     }
-    if (c->num_train_epochs > 0) steps = (t->total_batches + t->accumulation - 1) / t->accumulation;
+    if (c->num_train_epochs > 0) steps = t->begin.step + (t->batches_left + global - 1) / global;
     if (c->warmup_steps > steps)
         return mtp__config_fail(c, "warmup_steps", "%lld is more than the %lld steps of the run",
                                 (long long)c->warmup_steps, (long long)steps);
@@ -179,17 +192,22 @@ static mtp_status open_evaluator(mtp__trainer *t, const mtp__trainer_options *op
                                              .user = options->user};
     if (!t->eval_data) return MTP_OK;
     MTP_TRY_AT(mtp_evaluator_create(t->drafter, t->verifier, t->eval_data, &evaluator, &t->evaluator), "eval_data");
+    mtp__evaluator_share(t->evaluator, t->ranks);
     return MTP_OK;
 }
 
 mtp_status mtp__trainer_open(const mtp_train_config *config, const mtp__trainer_options *options, mtp__trainer *t)
 {
-    *t = (mtp__trainer){
-        .config = config, .logger = options->logger, .accumulation = config->gradient_accumulation_steps};
+    *t = (mtp__trainer){.config = config,
+                        .logger = options->logger,
+                        .ranks = options->ranks,
+                        .begin = options->begin,
+                        .accumulation = config->gradient_accumulation_steps};
     MTP_TRY(open_model(t));
     MTP_TRY(open_data(t));
     MTP_TRY(plan_length(t));
     MTP_TRY(open_optimizer(t));
+    MTP_TRY(open_buckets(t));
     MTP_TRY(open_step(t));
     return open_evaluator(t, options);
 }
@@ -197,6 +215,7 @@ mtp_status mtp__trainer_open(const mtp_train_config *config, const mtp__trainer_
 void mtp__trainer_close(mtp__trainer *t)
 {
     for (int64_t i = 0; i < t->held; i++) mtp_loader_release(t->loader, t->batches[i]);
+    mtp__buckets_free(t->buckets);
     mtp_evaluator_free(t->evaluator);
     mtp__step_free(t->step);
     for (int64_t i = 0; t->rows && i < t->accumulation; i++) mtp__rows_free(&t->rows[i]);

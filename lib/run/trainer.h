@@ -2,16 +2,25 @@
 #ifndef MTP_RUN_TRAINER_H
 #define MTP_RUN_TRAINER_H
 
+#include "comm/buckets.h"
 #include "model/step.h"
 #include "mtp/eval.h"
 #include "mtp/train.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "run/bad_steps.h"
+#include "run/ranks.h"
+
+/* A place in a run. */
+typedef struct mtp__position {
+    int64_t step;         /* updates done */
+    int64_t epoch, batch; /* the next micro-batch, of all ranks together */
+} mtp__position;
 
 typedef struct mtp__trainer {
     const mtp_train_config *config;
     const mtp_logger *logger;
+    mtp__ranks *ranks; /* who trains together */
     mtp_context *context;
     mtp_verifier *verifier;
     mtp_drafter *drafter;
@@ -23,29 +32,38 @@ typedef struct mtp__trainer {
     mtp__optimizer *optimizer;
     mtp__schedule schedule; /* max_steps: all updates of the run */
     mtp_step_config step_config;
-    int64_t total_batches;     /* micro-batches of a run given in epochs; 0: given in steps */
-    int64_t accumulation;      /* micro-batches of an update */
+    mtp__position begin;       /* where this process went on */
+    int64_t batches_left;      /* micro-batches from there to the end, of a run given in epochs; -1: given in steps */
+    int64_t accumulation;      /* micro-batches of an update on each rank */
     mtp__rows *rows;           /* [accumulation] */
-    const mtp_batch **batches; /* [accumulation] of the update at hand */
+    const mtp_batch **batches; /* [accumulation] of the update at hand, this rank's */
     int64_t held;              /* of them */
     mtp__sample_list bad;      /* samples of the last update, when it was bad; with several ranks those of all */
+    mtp__buckets *buckets;     /* of the gradients; NULL for one rank */
 } mtp__trainer;
 
 typedef struct mtp__trainer_options {
     const mtp_logger *logger;
+    mtp__ranks *ranks;                                         /* outlives the trainer */
+    mtp__position begin;                                       /* of the checkpoint that the run goes on from */
     bool (*progress)(void *user, int64_t done, int64_t total); /* of evaluations; see mtp_evaluator_options */
     void *user;
 } mtp__trainer_options;
 
-/* Open and lay out all that a run needs; nothing is written. Close with mtp__trainer_close, also after a failure. */
+/* Open and lay out all that a run needs; nothing is written, and no rank waits for another. Close with
+ * mtp__trainer_close, also after a failure. */
 mtp_status mtp__trainer_open(const mtp_train_config *config, const mtp__trainer_options *options,
                              mtp__trainer *trainer);
 void mtp__trainer_close(mtp__trainer *trainer); /* accepts a zeroed struct */
 /* A stable identity of the verifier's embedding and norm: shapes, dtype, the norm, some rows of the table. */
 uint64_t mtp__trainer_verifier_fingerprint(const mtp_verifier *verifier);
 
-/* One step: micro-batches, gradients, clipping, AdamW. `done` are the steps before it. When loss or gradient norm are
- * not finite, update->bad is set, trainer->bad names the samples, and weights and moments are those of before. */
-mtp_status mtp__trainer_update(mtp__trainer *trainer, int64_t done, mtp__update *update);
+/* One step on all ranks: micro-batches, gradients, clipping, AdamW. `done` are the steps before it. With W ranks
+ * and accumulation A the update takes the next A * W micro-batches of the run (at the end of a run given in epochs
+ * those that are left), number i of them on rank i mod W; a rank may have none. Counts, sums and gradients are those of
+ * all ranks. `stop` on any rank: nothing is done on all, and update->stopped is true. When loss or
+ * gradient norm are not finite, update->bad is set, trainer->bad names the samples of all ranks, and weights and moments
+ * are those of before. */
+mtp_status mtp__trainer_update(mtp__trainer *trainer, int64_t done, bool stop, mtp__update *update);
 
 #endif

@@ -1,14 +1,18 @@
 /* One optimizer update. */
 #include <math.h>
+#include <string.h>
 
 #include "run/trainer.h"
 
-/* Micro-batches of the update: all of accumulation but at the end of a run given in epochs, which takes what is left.
- */
+/* This rank's micro-batches of the update: all of accumulation but at the end of a run given in epochs, whose last
+ * update takes what is left; a rank may have none then. */
 static int64_t batches_of(const mtp__trainer *t, int64_t done)
 {
-    const int64_t left = t->total_batches - done * t->accumulation;
-    return t->total_batches > 0 && left < t->accumulation ? left : t->accumulation;
+    const int64_t world_size = t->ranks->world_size;
+    if (t->batches_left < 0) return t->accumulation;
+    const int64_t left = t->batches_left - (done - t->begin.step) * t->accumulation * world_size;
+    const int64_t own = left > t->ranks->rank ? (left - t->ranks->rank + world_size - 1) / world_size : 0;
+    return own < t->accumulation ? own : t->accumulation;
 }
 
 static void release_batches(mtp__trainer *t)
@@ -17,7 +21,7 @@ static void release_batches(mtp__trainer *t)
     t->held = 0;
 }
 
-/* Fetch every micro-batch first: the loss is normalised by counts over all of them. */
+/* Fetch every micro-batch first: the loss is normalised by counts over all of them, on all ranks. */
 static mtp_status fetch(mtp__trainer *t, int64_t done, mtp__update *u)
 {
     const int64_t wanted = batches_of(t, done);
@@ -32,32 +36,120 @@ static mtp_status fetch(mtp__trainer *t, int64_t done, mtp__update *u)
     return MTP_OK;
 }
 
+/* What each rank has for the update. */
+typedef struct share {
+    int64_t stop;
+    int64_t epoch, batch; /* of its last micro-batch; batch -1: it has none */
+    int64_t rows, tokens;
+    int64_t counts[MTP_MAX_SPECULATIVE_STEPS];
+} share;
+
+/* Own counts become those of all ranks. `status`: how fetching went here. */
+static mtp_status share_counts(mtp__trainer *t, mtp_status status, bool stop, mtp__update *u)
+{
+    share own = {
+        .stop = stop, .epoch = u->epoch, .batch = t->held ? u->batch : -1, .rows = u->rows, .tokens = u->tokens};
+    memcpy(own.counts, u->counts, sizeof own.counts);
+    MTP_TRY(mtp__ranks_exchange(t->ranks, status, &own, sizeof own));
+    *u = (mtp__update){.step = u->step, .batch = -1};
+    for (int rank = 0; rank < t->ranks->world_size; rank++) {
+        const share *s = mtp__ranks_said(t->ranks, rank);
+        u->stopped = u->stopped || s->stop;
+        if (s->batch >= 0 && (s->epoch > u->epoch || (s->epoch == u->epoch && s->batch > u->batch))) {
+            u->epoch = s->epoch;
+            u->batch = s->batch;
+        }
+        u->rows += s->rows;
+        u->tokens += s->tokens;
+        for (int32_t k = 0; k < t->step_config.num_speculative_steps; k++) u->counts[k] += s->counts[k];
+    }
+    return MTP_OK;
+}
+
+static void add_sums(mtp__update *u, const mtp__step_sums *sums, int32_t K)
+{
+    for (int32_t k = 0; k < K; k++) {
+        u->sums[k].loss += sums[k].loss;
+        u->sums[k].centroid_loss += sums[k].centroid_loss;
+        u->sums[k].count += sums[k].count;
+        u->sums[k].correct += sums[k].correct;
+        u->sums[k].missed += sums[k].missed;
+    }
+}
+
+static void gradients_ready(void *user, int64_t final)
+{
+    mtp__buckets_ready(user, final);
+}
+
+/* Sums and gradients of this rank's micro-batches. In the last of them the sum over ranks begins. */
 static mtp_status differentiate(mtp__trainer *t, mtp__update *u)
 {
     mtp_context *context = t->context;
+    const mtp__step_watch watch = {.ready = gradients_ready, .user = t->buckets};
     mtp__step_sums sums[MTP_MAX_SPECULATIVE_STEPS];
     MTP_TRY(
         context->ops->memory_zero(context->device, t->drafter->grads, (size_t)t->drafter->num_grads * sizeof(float)));
     for (int64_t i = 0; i < t->held; i++) {
+        mtp__step_set_watch(t->step, t->buckets && i + 1 == t->held ? &watch : NULL);
         MTP_TRY(mtp__step_run(t->step, t->batches[i], &t->rows[i], u->counts, sums, NULL));
-        for (int32_t k = 0; k < t->step_config.num_speculative_steps; k++) {
-            u->sums[k].loss += sums[k].loss;
-            u->sums[k].centroid_loss += sums[k].centroid_loss;
-            u->sums[k].count += sums[k].count;
-            u->sums[k].correct += sums[k].correct;
-            u->sums[k].missed += sums[k].missed;
-        }
+        add_sums(u, sums, t->step_config.num_speculative_steps);
     }
-    u->loss = mtp__step_total(&t->step_config, u->sums, u->counts);
     return MTP_OK;
 }
 
-static mtp_status note_samples(mtp__trainer *t)
+/* Wait for the sums of the gradients, also for a rank whose own part failed: the others wait for it. */
+static mtp_status finish_gradients(mtp__trainer *t, mtp_status status)
+{
+    if (!t->buckets) return status;
+    if (status == MTP_OK) return mtp__buckets_finish(t->buckets);
+    const mtp_error first = *mtp_last_error();
+    (void)mtp__buckets_finish(t->buckets);
+    return mtp__fail_again(&first);
+}
+
+/* Own sums and gradients become those of all ranks; sums are added in the order of the ranks. `status`: how it went
+ * here. */
+static mtp_status share_results(mtp__trainer *t, mtp_status status, mtp__update *u)
+{
+    mtp__step_sums own[MTP_MAX_SPECULATIVE_STEPS];
+    memcpy(own, u->sums, sizeof own);
+    memset(u->sums, 0, sizeof u->sums);
+    MTP_TRY(mtp__ranks_exchange(t->ranks, finish_gradients(t, status), own, sizeof own));
+    for (int rank = 0; rank < t->ranks->world_size; rank++)
+        add_sums(u, mtp__ranks_said(t->ranks, rank), t->step_config.num_speculative_steps);
+    return MTP_OK;
+}
+
+/* This rank's samples, behind those of `list`. */
+static mtp_status own_samples(const mtp__trainer *t, mtp__sample_list *list)
 {
     for (int64_t i = 0; i < t->held; i++)
         for (int64_t d = 0; d < t->batches[i]->num_documents; d++)
-            MTP_TRY(mtp__sample_list_add(&t->bad, t->batches[i]->document_sample[d]));
+            MTP_TRY(mtp__sample_list_add(list, t->batches[i]->document_sample[d]));
     return MTP_OK;
+}
+
+/* Those of all ranks, into trainer->bad. Each says as many as the one with the most: -1 where it has no more. */
+static mtp_status note_samples(mtp__trainer *t)
+{
+    mtp__sample_list own = {0};
+    int64_t most = 0;
+    mtp_status status = own_samples(t, &own);
+    status = mtp__ranks_exchange(t->ranks, status, &own.count, sizeof own.count);
+    for (int rank = 0; status == MTP_OK && rank < t->ranks->world_size; rank++) {
+        const int64_t count = *(const int64_t *)mtp__ranks_said(t->ranks, rank);
+        if (count > most) most = count;
+    }
+    while (status == MTP_OK && own.count < most) status = mtp__sample_list_add(&own, -1);
+    status = mtp__ranks_exchange(t->ranks, status, own.samples, (size_t)most * sizeof *own.samples);
+    mtp__sample_list_free(&own);
+    for (int rank = 0; status == MTP_OK && rank < t->ranks->world_size; rank++) {
+        const int64_t *samples = mtp__ranks_said(t->ranks, rank);
+        for (int64_t i = 0; status == MTP_OK && i < most && samples[i] >= 0; i++)
+            status = mtp__sample_list_add(&t->bad, samples[i]);
+    }
+    return status;
 }
 
 /* Is the step to be skipped: the one place that decides, when its gradients are complete and before anything is
@@ -69,10 +161,14 @@ static mtp_status judge(mtp__trainer *t, mtp__update *u)
     return u->bad ? note_samples(t) : MTP_OK;
 }
 
-static mtp_status update(mtp__trainer *t, int64_t done, mtp__update *u)
+static mtp_status update(mtp__trainer *t, int64_t done, bool stop, mtp__update *u)
 {
-    MTP_TRY(fetch(t, done, u));
-    MTP_TRY(differentiate(t, u));
+    u->stopped = stop;
+    if (stop && t->ranks->world_size == 1) return MTP_OK; /* data that may not come is not waited for */
+    MTP_TRY(share_counts(t, fetch(t, done, u), stop, u));
+    if (u->stopped) return MTP_OK;
+    MTP_TRY(share_results(t, differentiate(t, u), u));
+    u->loss = mtp__step_total(&t->step_config, u->sums, u->counts);
     MTP_TRY(mtp__optimizer_grad_norm(t->optimizer, &u->grad_norm));
     MTP_TRY(judge(t, u));
     if (u->bad) return MTP_OK;
@@ -81,10 +177,10 @@ static mtp_status update(mtp__trainer *t, int64_t done, mtp__update *u)
                                mtp__optimizer_clip(&t->optimizer->config, u->grad_norm));
 }
 
-mtp_status mtp__trainer_update(mtp__trainer *t, int64_t done, mtp__update *u)
+mtp_status mtp__trainer_update(mtp__trainer *t, int64_t done, bool stop, mtp__update *u)
 {
     *u = (mtp__update){.step = done + 1};
-    const mtp_status status = update(t, done, u);
+    const mtp_status status = update(t, done, stop, u);
     release_batches(t);
     return status;
 }

@@ -461,27 +461,14 @@ static void collectives(void **state)
     test_run_free(&run);
 }
 
-/* Until training is spread over ranks, several of them must not write one run. */
-static void training_is_alone(void **state)
-{
-    (void)state;
-    const char *command = test_path("cd " MTP_TEST_DATA "/../.. && exec " MTP_TEST_PROGRAM
-                                    " train configs/quickstart.toml --set output.output_dir=%s/run",
-                                    test_dir());
-    test_run run = mtprun("--nproc-per-node=2", "sh", "-c", command);
-    assert_code(&run, 1);
-    assert_says(run.err, "of 2 processes, and training runs in one");
-    test_run_free(&run);
-}
-
 int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "add_up") == 0) return add_up();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(environment),     cmocka_unit_test(wrong_usage),       cmocka_unit_test(programs),
-        cmocka_unit_test(output),          cmocka_unit_test(failures),          cmocka_unit_test(restarts),
-        cmocka_unit_test(interrupt),       cmocka_unit_test(collectives),       cmocka_unit_test(two_nodes),
-        cmocka_unit_test(launcher_killed), cmocka_unit_test(training_is_alone),
+        cmocka_unit_test(environment),     cmocka_unit_test(wrong_usage), cmocka_unit_test(programs),
+        cmocka_unit_test(output),          cmocka_unit_test(failures),    cmocka_unit_test(restarts),
+        cmocka_unit_test(interrupt),       cmocka_unit_test(collectives), cmocka_unit_test(two_nodes),
+        cmocka_unit_test(launcher_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,7 +39,8 @@ static void counts_what_is_allocated(void **state)
     const char *run = test_path("%s/run", test_dir());
     json_t *plan = plan_json(test_train_file(run));
     mtp_train_config *config = test_config(run, "seed=7");
-    const mtp__trainer_options options = {.logger = NULL};
+    mtp__ranks alone = {.world_size = 1};
+    const mtp__trainer_options options = {.ranks = &alone};
     mtp__trainer trainer;
     assert_ok(mtp__trainer_open(config, &options, &trainer));
     int64_t values = 0;

@@ -81,6 +81,9 @@ typedef struct mtp_train_config {
     char *isa;
     int64_t rows_per_chunk;
     int64_t logits_budget_mib;
+    /* [distributed] */
+    int64_t bucket_mib;
+    double timeout_seconds;
 
     struct mtp__config_places *places; /* where each key was set; for messages */
 } mtp_train_config;
