@@ -525,23 +525,26 @@ uint64_t mtp_dataset_fingerprint(const mtp_dataset *dataset)
     return hash;
 }
 
+mtp_status mtp__dataset_describe_sample(const mtp_dataset *dataset, int64_t index, const mtp_safetensors *file,
+                                        mtp__sample *sample)
+{
+    const mtp__dataset_entry found = mtp__dataset_at(dataset, index), *entry = &found;
+    MTP_TRY_AT(mtp__sample_describe(file, mtp_verifier_get_config(dataset->verifier), sample), "%s", entry->path);
+    bool same = sample->num_tokens == entry->num_tokens && sample->hidden.dtype == entry->hidden_dtype;
+    same = same && (sample->loss_mask || entry->sidecar_mask || entry->sidecar_prompt_len >= 0);
+    for (int type = 0; type < MTP_LAYER_TYPES; type++)
+        same = same && kv_dtype_of(sample->kv[type]) == entry->kv_dtype[type];
+    if (same) return MTP_OK;
+    return MTP_FAIL(MTP_E_DATA, "%s: the file changed since the data set was opened", entry->path);
+}
+
 mtp_status mtp__dataset_open_sample(const mtp_dataset *dataset, int64_t index, mtp_safetensors **file,
                                     mtp__sample *sample)
 {
-    const mtp__dataset_entry found = mtp__dataset_at(dataset, index), *entry = &found;
-    MTP_TRY(mtp_safetensors_open(entry->path, file));
-    mtp_status status = mtp__sample_describe(*file, mtp_verifier_get_config(dataset->verifier), sample);
-    if (status == MTP_OK) {
-        bool same = sample->num_tokens == entry->num_tokens && sample->hidden.dtype == entry->hidden_dtype;
-        same = same && (sample->loss_mask || entry->sidecar_mask || entry->sidecar_prompt_len >= 0);
-        for (int type = 0; type < MTP_LAYER_TYPES; type++)
-            same = same && kv_dtype_of(sample->kv[type]) == entry->kv_dtype[type];
-        if (!same) status = MTP_FAIL(MTP_E_DATA, "the file changed since the data set was opened");
-    }
-    if (status != MTP_OK) {
-        mtp_safetensors_close(*file);
-        *file = NULL;
-        return mtp__fail_prefix(status, "%s", entry->path);
-    }
-    return MTP_OK;
+    MTP_TRY(mtp_safetensors_open(mtp__dataset_at(dataset, index).path, file));
+    const mtp_status status = mtp__dataset_describe_sample(dataset, index, *file, sample);
+    if (status == MTP_OK) return MTP_OK;
+    mtp_safetensors_close(*file);
+    *file = NULL;
+    return status;
 }

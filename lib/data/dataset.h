@@ -56,6 +56,9 @@ mtp_status mtp__dataset_open(const char *const *paths, int64_t num_paths, const 
                              const mtp_dataset_options *options, const mtp__dataset_quarantine *quarantine,
                              mtp_dataset **dataset);
 
+/* Describe the open file of a sample (not of a shard); it must be what it was when the data set was opened. */
+mtp_status mtp__dataset_describe_sample(const mtp_dataset *dataset, int64_t index, const mtp_safetensors *file,
+                                        mtp__sample *sample);
 /* Open the file of a sample (not of a shard) and describe it; it must be what it was when the data set was opened.
  * Close the file with mtp_safetensors_close. Messages name the path. */
 mtp_status mtp__dataset_open_sample(const mtp_dataset *dataset, int64_t index, mtp_safetensors **file,

@@ -19,13 +19,15 @@ typedef struct packing {
     mtp__teacher *teacher;
     mtp__text quarantine; /* all lines so far */
     int64_t num_inputs;   /* samples offered, refused ones included */
+    bool prepared;        /* the check */
 } packing;
 
 /* ---- input ---------------------------------------------------------------------------------------------------- */
 
 static void refuse(void *user, const char *path, const mtp_error *why)
 {
-    mtp__quarantine_add(user, path, why);
+    const mtp_pack_refusal refusal = mtp__refusal_of(path, why);
+    mtp__quarantine_add(user, path, &refusal);
 }
 
 static mtp_status open_input(packing *p)
@@ -61,6 +63,7 @@ static mtp_status check_bad(packing *p)
     for (const char *line = mtp__text_get(&p->quarantine); *line; line++) bad += *line == '\n';
     if ((double)bad <= p->options->max_bad * (double)p->num_inputs) return MTP_OK;
     MTP_TRY(write_quarantine(p));
+    mtp__quarantine_count(mtp__text_get(&p->quarantine), p->summary);
     return MTP_FAIL(MTP_E_DATA,
                     "%lld of %lld samples are bad, more than max_bad %g allows; %s/quarantine.jsonl says which and "
                     "why, the first: %.400s",
@@ -82,10 +85,10 @@ static json_t *describe_plan(const packing *p)
     }
     digest = mtp__fnv1a(digest, mtp__text_get(&p->quarantine), p->quarantine.length);
     snprintf(text, sizeof text, "%016llx", (unsigned long long)digest);
-    return json_pack("{s:s, s:i, s:s, s:I, s:I, s:s, s:b}", "format", "mtp-store-plan", "version", MTP__SHARD_VERSION,
-                     "inputs", text, "samples", (json_int_t)p->num_inputs, "shard_bytes",
+    return json_pack("{s:s, s:i, s:s, s:I, s:I, s:s, s:b, s:s}", "format", "mtp-store-plan", "version",
+                     MTP__SHARD_VERSION, "inputs", text, "samples", (json_int_t)p->num_inputs, "shard_bytes",
                      (json_int_t)options->shard_bytes, "kv", options->fp8 ? "fp8" : "bf16", "teacher",
-                     options->teacher != NULL);
+                     options->teacher != NULL, "check", options->check ? options->check->name : "none");
 }
 
 /* Nothing of others may be in the way: neither another packing nor foreign shards. */
@@ -159,6 +162,14 @@ static void add_counts(const mtp__shard *shard, mtp_pack_summary *summary)
     summary->bytes += shard->file_size;
 }
 
+static mtp_status write_shard(packing *p, const char *path, int64_t begin, int64_t end, mtp__pack_progress *progress)
+{
+    const mtp_pack_check *check = p->options->check;
+    if (check && !p->prepared) MTP_TRY(check->prepare(check->user, p->input));
+    p->prepared = true;
+    return mtp__pack_shard(p->options, p->input, p->teacher, path, begin, end, progress);
+}
+
 static mtp_status take_shard(packing *p, const char *path, int64_t begin, int64_t end, mtp__pack_progress *progress)
 {
     mtp__shard *shard = NULL;
@@ -170,7 +181,7 @@ static mtp_status take_shard(packing *p, const char *path, int64_t begin, int64_
     } else {
         if (status != MTP_E_NOT_FOUND)
             mtp_log(p->options->logger, MTP_LOG_WARNING, "%s; it is packed again", mtp_last_error()->message);
-        MTP_TRY(mtp__pack_shard(p->options, p->input, p->teacher, path, begin, end, progress));
+        MTP_TRY(write_shard(p, path, begin, end, progress));
         MTP_TRY(mtp__shard_open(path, &shard));
     }
     add_counts(shard, p->summary);

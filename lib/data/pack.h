@@ -18,8 +18,10 @@ void mtp__pack_disown(mtp__pack_owner *owner); /* accepts a zeroed struct */
 
 /* ---- refused samples (pack_quarantine.c) ---------------------------------------------------------------------- */
 
+/* What reading the sample `path` said, as a refusal: the path in front of the message goes. */
+mtp_pack_refusal mtp__refusal_of(const char *path, const mtp_error *why);
 /* A line of the quarantine list. */
-void mtp__quarantine_add(mtp__text *lines, const char *path, const mtp_error *why);
+void mtp__quarantine_add(mtp__text *lines, const char *path, const mtp_pack_refusal *refusal);
 /* Count the lines by reason. */
 void mtp__quarantine_count(const char *lines, mtp_pack_summary *summary);
 

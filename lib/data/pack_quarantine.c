@@ -1,5 +1,6 @@
 /* Samples that were refused: one JSON line each, counted by reason. */
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,11 +28,10 @@ static const struct {
 
 static const char *reason_of(const mtp_error *why)
 {
-    static const char damaged[] = "damaged file", other[] = "other";
-    if (why->status == MTP_E_FORMAT || why->status == MTP_E_NOT_FOUND) return damaged;
+    if (why->status == MTP_E_FORMAT || why->status == MTP_E_NOT_FOUND) return "damaged file";
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         if (strstr(why->message, reasons[i].phrase)) return reasons[i].reason;
-    return other;
+    return "other";
 }
 
 /* The number behind "token " or in the first brackets: where the sample is bad. -1: the whole file is. */
@@ -46,16 +46,24 @@ static int64_t index_of(const char *message)
     return *end == ',' && end[1] == ' ' && strchr(end, ']') ? -1 : value; /* a shape is no index */
 }
 
-void mtp__quarantine_add(mtp__text *lines, const char *path, const mtp_error *why)
+mtp_pack_refusal mtp__refusal_of(const char *path, const mtp_error *why)
 {
-    const char *name = mtp__path_name(path), *message = why->message;
-    const size_t length = strlen(path); /* the message begins with the path, which the line says already */
+    const char *message = why->message;
+    const size_t length = strlen(path);
     if (strncmp(message, path, length) == 0 && message[length] == ':')
         message += length + 1 + (message[length + 1] == ' ');
-    json_t *file = json_string(name), *text = json_string(message);
+    mtp_pack_refusal refusal = {.index = index_of(message)};
+    snprintf(refusal.reason, sizeof refusal.reason, "%s", reason_of(why));
+    snprintf(refusal.message, sizeof refusal.message, "%.1023s", message);
+    return refusal;
+}
+
+void mtp__quarantine_add(mtp__text *lines, const char *path, const mtp_pack_refusal *refusal)
+{
+    json_t *file = json_string(mtp__path_name(path)), *text = json_string(refusal->message);
     json_t *line =
-        json_pack("{s:o, s:s, s:I, s:o}", "file", file ? file : json_string("(not UTF-8)"), "reason", reason_of(why),
-                  "index", (json_int_t)index_of(message), "message", text ? text : json_string("(not UTF-8)"));
+        json_pack("{s:o, s:s, s:I, s:o}", "file", file ? file : json_string("(not UTF-8)"), "reason", refusal->reason,
+                  "index", (json_int_t)refusal->index, "message", text ? text : json_string("(not UTF-8)"));
     char *dumped = line ? json_dumps(line, JSON_COMPACT) : NULL;
     if (dumped)
         mtp__text_add(lines, "%s\n", dumped);
@@ -65,20 +73,16 @@ void mtp__quarantine_add(mtp__text *lines, const char *path, const mtp_error *wh
     json_decref(line);
 }
 
+/* The last place takes what finds no other. */
 static void count(mtp_pack_summary *summary, const char *reason)
 {
-    static const char *const fixed[] = {"damaged file", "other"};
-    const char *literal = fixed[1];
-    if (strcmp(reason, fixed[0]) == 0) literal = fixed[0];
-    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
-        if (strcmp(reason, reasons[i].reason) == 0) literal = reasons[i].reason;
+    int i = 0;
     summary->refused++;
-    for (int i = 0; i < MTP_PACK_REASONS; i++) {
-        if (summary->reasons[i].reason && strcmp(summary->reasons[i].reason, literal) != 0) continue;
-        summary->reasons[i].reason = literal;
-        summary->reasons[i].count++;
-        return;
-    }
+    while (i < MTP_PACK_REASONS - 1 && summary->reasons[i].count && strcmp(summary->reasons[i].reason, reason) != 0)
+        i++;
+    snprintf(summary->reasons[i].reason, sizeof summary->reasons[i].reason, "%s",
+             i < MTP_PACK_REASONS - 1 ? reason : "other");
+    summary->reasons[i].count++;
 }
 
 void mtp__quarantine_count(const char *lines, mtp_pack_summary *summary)

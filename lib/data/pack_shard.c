@@ -33,9 +33,9 @@ typedef struct job {
     uint64_t offsets[MTP__STORE_FIELDS];
     const char *path; /* temporary name */
     int fd;
-    mtp__store_row *rows; /* [count] where each sample goes */
-    uint32_t *checksums;  /* [count, MTP__STORE_FIELDS] */
-    mtp_error **refused;  /* [count] why; NULL: stored */
+    mtp__store_row *rows;       /* [count] where each sample goes */
+    uint32_t *checksums;        /* [count, MTP__STORE_FIELDS] */
+    mtp_pack_refusal **refused; /* [count] why; NULL: stored */
     mtp__pack_progress *progress;
     pthread_mutex_t mutex; /* guards what follows, and the progress */
     int64_t next;
@@ -250,7 +250,16 @@ static mtp_status put_sample(worker *w, target *t)
     return MTP_OK;
 }
 
-static mtp_status pack_sample(worker *w, int64_t index)
+/* `refusal` gets a reason when the tests refuse the sample. */
+static mtp_status check_and_put(worker *w, target *t, int64_t sample_index, const mtp_safetensors *file,
+                                mtp_pack_refusal *refusal)
+{
+    const mtp_pack_check *check = w->job->options->check;
+    if (check) MTP_TRY(check->sample(check->user, sample_index, file, refusal));
+    return refusal->reason[0] ? MTP_OK : put_sample(w, t);
+}
+
+static mtp_status pack_sample(worker *w, int64_t index, mtp_pack_refusal *refusal)
 {
     job *shared = w->job;
     const int64_t sample_index = shared->begin + index;
@@ -259,7 +268,7 @@ static mtp_status pack_sample(worker *w, int64_t index)
     mtp_safetensors *file = NULL;
     target t = {.index = index, .row = &shared->rows[index], .entry = &entry, .sample = &sample};
     MTP_TRY(mtp__dataset_open_sample(shared->input, sample_index, &file, &sample));
-    const mtp_status status = put_sample(w, &t);
+    const mtp_status status = check_and_put(w, &t, sample_index, file, refusal);
     mtp_safetensors_close(file);
     return status;
 }
@@ -271,18 +280,23 @@ static bool is_bad_sample(mtp_status status)
     return status == MTP_E_DATA || status == MTP_E_FORMAT || status == MTP_E_VERSION || status == MTP_E_NOT_FOUND;
 }
 
+static mtp_status refuse(job *shared, int64_t index, const mtp_pack_refusal *refusal)
+{
+    shared->refused[index] = malloc(sizeof *refusal);
+    if (!shared->refused[index]) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
+    *shared->refused[index] = *refusal;
+    return MTP_OK;
+}
+
 /* What became of a sample; with the mutex. */
-static void note(job *shared, int64_t index, mtp_status status)
+static void note(job *shared, int64_t index, mtp_status status, mtp_pack_refusal *refusal)
 {
     if (is_bad_sample(status)) {
-        shared->refused[index] = malloc(sizeof(mtp_error));
-        if (shared->refused[index]) {
-            *shared->refused[index] = *mtp_last_error();
-            status = MTP_OK;
-        } else {
-            status = MTP_FAIL(MTP_E_MEMORY, "out of memory");
-        }
+        const mtp__dataset_entry entry = mtp__dataset_at(shared->input, shared->begin + index);
+        *refusal = mtp__refusal_of(entry.path, mtp_last_error());
+        status = MTP_OK;
     }
+    if (status == MTP_OK && refusal->reason[0]) status = refuse(shared, index, refusal);
     shared->progress->done++;
     const mtp_pack_options *options = shared->options;
     if (status == MTP_OK && options->progress &&
@@ -299,9 +313,10 @@ static void *work(void *argument)
     while (shared->next < shared->count && shared->failure.status == MTP_OK) {
         const int64_t index = shared->next++;
         pthread_mutex_unlock(&shared->mutex);
-        const mtp_status status = pack_sample(w, index);
+        mtp_pack_refusal refusal = {.index = -1};
+        const mtp_status status = pack_sample(w, index, &refusal);
         pthread_mutex_lock(&shared->mutex);
-        note(shared, index, status);
+        note(shared, index, status, &refusal);
     }
     pthread_mutex_unlock(&shared->mutex);
     return NULL;

@@ -79,6 +79,7 @@ mtp_status mtp_check_create(mtp_context *context, const mtp_dataset *dataset, co
     *check = NULL;
     mtp_check *made = calloc(1, sizeof *made);
     if (!made) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
+    pthread_mutex_init(&made->head, NULL);
     made->context = context;
     made->dataset = dataset;
     made->verifier = dataset->verifier;
@@ -109,14 +110,15 @@ void mtp_check_free(mtp_check *check)
     free(check->logits);
     free(check->scratch);
     free(check->mix);
+    pthread_mutex_destroy(&check->head);
     free(check);
 }
 
-mtp_status mtp_check_sample(mtp_check *check, int64_t index, mtp_check_finding *finding)
+mtp_status mtp_check_sample(mtp_check *check, int64_t index, const mtp_safetensors *file, mtp_check_finding *finding)
 {
     MTP_REQUIRE(check && finding && index >= 0 && index < check->dataset->count);
     mtp__check_data data;
-    mtp_status status = mtp__check_read(check, index, &data, finding);
+    mtp_status status = mtp__check_read(check, index, file, &data, finding);
     const bool more = !check->options.structure_only;
     if (status == MTP_OK && more && !finding->reason) status = mtp__check_test_head(check, &data, finding);
     if (status == MTP_OK && more && !finding->reason) status = mtp__check_test_relations(check, &data, finding);

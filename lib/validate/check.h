@@ -2,6 +2,8 @@
 #ifndef MTP_VALIDATE_CHECK_H
 #define MTP_VALIDATE_CHECK_H
 
+#include <pthread.h>
+
 #include "base/context.h"
 #include "base/error.h"
 #include "data/dataset.h"
@@ -12,6 +14,7 @@ enum {
     MTP__CHECK_WINDOW = 2048,   /* tokens of a sample that the tests over positions look at */
     MTP__CHECK_MIN_TOKENS = 48, /* a shorter sample says too little to these tests */
     MTP__CHECK_FEATURES = 128,  /* of the embedding, and as many of the hidden state */
+    MTP__CHECK_SPREAD = 4,      /* features that a value of a longer row goes into */
     MTP__CHECK_TARGETS = 64,    /* dimensions of K or V that are predicted */
     MTP__CHECK_LEARN = 64,      /* samples that the relation is learnt from */
     MTP__CHECK_FIELDS = MTP_LAYER_TYPES * MTP__KV,
@@ -28,11 +31,17 @@ typedef struct mtp__check_key {
 
 /* A linear map from features of a token to one field, learnt from the data set. */
 typedef struct mtp__check_relation {
-    double *weight; /* [targets, features + 1] */
+    double *weight; /* [2 features + 1, targets] */
     double *mean;   /* [targets] */
     double typical; /* median R^2 of the samples it was learnt from, at their own lag */
     bool possible;
 } mtp__check_relation;
+
+/* Where a value of a long row goes. */
+typedef struct mtp__check_mix {
+    int32_t feature;
+    float sign;
+} mtp__check_mix;
 
 struct mtp_check {
     mtp_context *context;
@@ -47,7 +56,8 @@ struct mtp_check {
     float *logits;                    /* [head_positions, V] */
     void *scratch;
     size_t scratch_size;
-    float *mix; /* random signs [features, Hb]; NULL when Hb is small enough to take as it is */
+    pthread_mutex_t head; /* guards logits and scratch, and the device */
+    mtp__check_mix *mix;  /* [Hb, SPREAD]; NULL when Hb is small enough to take as it is */
     mtp_check_evidence evidence[MTP__CHECK_MAX_EVIDENCE];
     int64_t num_evidence;
 };
@@ -56,7 +66,7 @@ struct mtp_check {
 typedef struct mtp__check_data {
     int64_t index;
     mtp__dataset_entry entry;
-    mtp_safetensors *file; /* of a sample that is not packed */
+    mtp_safetensors *file; /* of a sample that is not packed, when it was opened here */
     mtp__sample sample;
     int fd; /* of the shard of a packed one */
     int64_t num_tokens;
@@ -91,8 +101,9 @@ void mtp__check_free_origin(mtp_check *check);
 const char *mtp__check_field_name(int field);
 /* Relative rounding that the RMS of a row may show. */
 double mtp__check_tolerance(const mtp__check_data *data, int field);
-/* Close the data always. */
-mtp_status mtp__check_open(const mtp_check *check, int64_t index, mtp__check_data *data, mtp_check_finding *finding);
+/* `file`: that of the sample, when it is open already. Close the data always. */
+mtp_status mtp__check_open(const mtp_check *check, int64_t index, const mtp_safetensors *file, mtp__check_data *data,
+                           mtp_check_finding *finding);
 void mtp__check_close(mtp__check_data *data);
 mtp_status mtp__check_read_integers(const mtp_check *check, const mtp__check_data *data, mtp_check_finding *finding);
 /* Rows [first, first + count) of a field, of n values each, as fp32; one that is not finite becomes a finding.
@@ -100,7 +111,8 @@ mtp_status mtp__check_read_integers(const mtp_check *check, const mtp__check_dat
 mtp_status mtp__check_read_rows(const mtp__check_data *data, int field, int64_t first, int64_t count, int64_t n,
                                 float *rows, float *scratch, mtp_check_finding *finding);
 /* rows.c: read a sample, look at every row. A bad row ends the reading with a finding. Close the data always. */
-mtp_status mtp__check_read(const mtp_check *check, int64_t index, mtp__check_data *data, mtp_check_finding *finding);
+mtp_status mtp__check_read(const mtp_check *check, int64_t index, const mtp_safetensors *file, mtp__check_data *data,
+                           mtp_check_finding *finding);
 /* What is reported of `finding`, data->repeated and data->v_scale: the one that explains most. */
 void mtp__check_settle(const mtp__check_data *data, mtp_check_finding *finding);
 /* keys.c: K against its norm and its position, global V against K. */

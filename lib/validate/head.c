@@ -108,9 +108,11 @@ mtp_status mtp__check_test_head(mtp_check *check, const mtp__check_data *data, m
         for (int64_t i = 0; i < count; i++)
             memcpy(rows + i * Hb, data->hidden + (picked[i] - data->begin) * Hb, (size_t)Hb * sizeof *rows);
         const mtp_linear_args args = project(check, rows, count);
+        pthread_mutex_lock(&check->head);
         status = check->context->ops->linear_fwd(check->context->device, &args);
         for (int64_t i = 0; i < count && status == MTP_OK; i++)
             picked[positions + i] = argmax(check->logits + i * config->vocab_size, config->vocab_size);
+        pthread_mutex_unlock(&check->head);
         if (status == MTP_OK) judge(data, picked, picked + positions, count, finding);
     }
     free(picked);

@@ -13,7 +13,7 @@
 #include "base/rng.h"
 #include "validate/check.h"
 
-enum { LAGS = 3, MIN_FEATURES = 24, ROWS_PER_FEATURE = 5, MIN_SAMPLES = 4 };
+enum { LAGS = 3, AT_ONCE = 4, MIN_FEATURES = 24, ROWS_PER_FEATURE = 5, MIN_SAMPLES = 4 };
 static const int lag_of[LAGS] = {0, 1, -1};
 /* Strength of the ridge, of the mean eigenvalue; the least R^2 that a relation is used with; of the typical R^2, what a
  * sample must reach, and by what a lag must win. */
@@ -30,19 +30,16 @@ static int64_t num_inputs(const mtp_check *check)
     return 2 * check->features + 1;
 }
 
-static void normalised(const float *row, int64_t width, const float *mix, int64_t features, double *out)
+/* A row of length 1; beyond `features` values each of them is added to SPREAD features or taken from them. */
+static void normalised(const float *row, int64_t width, const mtp__check_mix *mix, int64_t features, double *out)
 {
     double square = 1e-30;
     for (int64_t i = 0; i < width; i++) square += (double)row[i] * (double)row[i];
     const double factor = 1 / sqrt(square);
-    for (int64_t f = 0; f < features; f++) {
-        double sum = 0;
-        if (mix)
-            for (int64_t i = 0; i < width; i++) sum += (double)(mix[f * width + i] * row[i]);
-        else
-            sum = (double)row[f];
-        out[f] = sum * factor;
-    }
+    for (int64_t f = 0; f < features; f++) out[f] = mix ? 0 : (double)row[f];
+    for (int64_t i = 0; i < width * MTP__CHECK_SPREAD && mix; i++)
+        out[mix[i].feature] += (double)(mix[i].sign * row[i / MTP__CHECK_SPREAD]);
+    for (int64_t f = 0; f < features; f++) out[f] *= factor;
 }
 
 /* [count, inputs]: embedding and hidden state of each token of the window, each of length 1, and a constant. */
@@ -132,22 +129,37 @@ static mtp_status make_sums(const mtp_check *check, moments *sums)
     return complete ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "no memory to learn how K/V follow from tokens");
 }
 
+/* products += y x' of AT_ONCE tokens: what is added up passes through the cache once for all of them. */
+static void add_products(double y[AT_ONCE][MTP__CHECK_TARGETS], const double *const x[AT_ONCE], int64_t targets,
+                         int64_t n, double *products)
+{
+    for (int64_t i = 0; i < targets; i++) {
+        double *to = products + i * n;
+        const double a = y[0][i], b = y[1][i], c = y[2][i], d = y[3][i];
+        for (int64_t j = 0; j < n; j++) to[j] += (a * x[0][j] + b * x[1][j]) + (c * x[2][j] + d * x[3][j]);
+    }
+}
+
 static void add_field(const mtp_check *check, const mtp__check_data *data, const double *inputs, int field,
                       float *scratch, moments *sums)
 {
     const int64_t n = num_inputs(check), targets = num_targets(&check->keys[field / MTP__KV]);
-    double y[MTP__CHECK_TARGETS];
     for (int lag = 0; lag < LAGS; lag++) {
-        for (int64_t t = 0; t < data->count; t++) {
-            const int64_t from = t + lag_of[lag];
-            if (from < 0 || from >= data->count) continue;
-            make_targets(check, data, field, t, lag_of[lag], scratch, y);
-            for (int64_t i = 0; i < targets; i++) {
-                double *to = sums->products[field][lag] + i * n;
-                for (int64_t j = 0; j < n; j++) to[j] += y[i] * inputs[from * n + j];
-                sums->totals[field][lag][i] += y[i];
-                sums->totals[field][lag][targets + i] += y[i] * y[i];
+        double *totals = sums->totals[field][lag];
+        for (int64_t t = 0; t < data->count; t += AT_ONCE) {
+            double y[AT_ONCE][MTP__CHECK_TARGETS] = {{0}};
+            const double *x[AT_ONCE] = {inputs, inputs, inputs, inputs};
+            for (int64_t k = 0; k < AT_ONCE; k++) {
+                const int64_t from = t + k + lag_of[lag];
+                if (t + k >= data->count || from < 0 || from >= data->count) continue;
+                x[k] = inputs + from * n;
+                make_targets(check, data, field, t + k, lag_of[lag], scratch, y[k]);
+                for (int64_t i = 0; i < targets; i++) {
+                    totals[i] += y[k][i];
+                    totals[targets + i] += y[k][i] * y[k][i];
+                }
             }
+            add_products(y, x, targets, n, sums->products[field][lag]);
         }
     }
 }
@@ -234,16 +246,17 @@ static mtp_status settle(mtp_check *check, int field, moments *sums)
     mtp__check_relation *relation = &check->relations[field];
     double best = -INFINITY;
     relation->mean = malloc((size_t)targets * sizeof *relation->mean);
-    if (!relation->mean) return MTP_FAIL(MTP_E_MEMORY, "no memory for a relation");
+    relation->weight = malloc((size_t)(targets * n) * sizeof *relation->weight);
+    if (!relation->mean || !relation->weight) return MTP_FAIL(MTP_E_MEMORY, "no memory for a relation");
     for (int lag = 0; lag < LAGS; lag++) {
         double *totals = sums->totals[field][lag];
         const double share = solve_lag(sums->inputs, n, targets, sums->rows[lag], sums->products[field][lag], totals);
         if (share <= best) continue;
         best = share;
-        free(relation->weight);
-        relation->weight = sums->products[field][lag];
-        sums->products[field][lag] = NULL;
-        for (int64_t i = 0; i < targets; i++) relation->mean[i] = totals[i] / (double)sums->rows[lag];
+        for (int64_t i = 0; i < targets; i++) {
+            relation->mean[i] = totals[i] / (double)sums->rows[lag];
+            for (int64_t j = 0; j < n; j++) relation->weight[j * targets + i] = sums->products[field][lag][i * n + j];
+        }
     }
     relation->possible = true;
     return MTP_OK;
@@ -259,11 +272,10 @@ static void compare(const mtp_check *check, const mtp__check_data *data, const d
     const mtp__check_relation *relation = &check->relations[field];
     double y[MTP__CHECK_TARGETS], residual[LAGS] = {0}, variance[LAGS] = {0};
     for (int64_t from = 0; from < data->count; from++) {
-        double predicted[MTP__CHECK_TARGETS];
-        for (int64_t i = 0; i < targets; i++) {
-            predicted[i] = 0;
-            for (int64_t j = 0; j < n; j++) predicted[i] += relation->weight[i * n + j] * inputs[from * n + j];
-        }
+        double predicted[MTP__CHECK_TARGETS] = {0};
+        for (int64_t j = 0; j < n; j++)
+            for (int64_t i = 0; i < targets; i++)
+                predicted[i] += relation->weight[j * targets + i] * inputs[from * n + j];
         for (int lag = 0; lag < LAGS; lag++) {
             const int64_t t = from - lag_of[lag];
             if (t < 0 || t >= data->count) continue;
@@ -348,9 +360,13 @@ static mtp_status make_mix(mtp_check *check)
     const int64_t Hb = mtp_verifier_get_config(check->verifier)->hidden_size;
     if (check->features == Hb) return MTP_OK;
     mtp__rng rng = mtp__rng_make(5, 0);
-    check->mix = malloc((size_t)(check->features * Hb) * sizeof *check->mix);
+    check->mix = malloc((size_t)(Hb * MTP__CHECK_SPREAD) * sizeof *check->mix);
     if (!check->mix) return MTP_FAIL(MTP_E_MEMORY, "no memory for a projection");
-    for (int64_t i = 0; i < check->features * Hb; i++) check->mix[i] = mtp__rng_u32(&rng) >> 31 ? 1.0f : -1.0f;
+    for (int64_t i = 0; i < Hb * MTP__CHECK_SPREAD; i++) {
+        const uint32_t word = mtp__rng_u32(&rng);
+        check->mix[i].sign = word >> 31 ? 1.0f : -1.0f;
+        check->mix[i].feature = (int32_t)((word & 0x7fffffff) % (uint32_t)check->features);
+    }
     return MTP_OK;
 }
 
@@ -364,7 +380,7 @@ static mtp_status visit(mtp_check *check, const int64_t *picked, int64_t count, 
     for (int64_t i = 0; i < count && status == MTP_OK; i++) {
         mtp__check_data data;
         mtp_check_finding finding;
-        status = mtp__check_read(check, picked[i], &data, &finding);
+        status = mtp__check_read(check, picked[i], NULL, &data, &finding);
         if (status == MTP_OK) mtp__check_settle(&data, &finding);
         if (status == MTP_OK && !finding.reason) status = each(check, &data, user);
         mtp__check_close(&data);

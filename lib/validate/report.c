@@ -49,7 +49,7 @@ static mtp_status check_all(mtp_check *check, const mtp_dataset *dataset,
         if (progress && !progress(user, i, count))
             return MTP_FAIL(MTP_E_INTERRUPTED, "interrupted after %lld of %lld samples", (long long)i,
                             (long long)count);
-        MTP_TRY_AT(mtp_check_sample(check, i, &finding), "%s", info.path);
+        MTP_TRY_AT(mtp_check_sample(check, i, NULL, &finding), "%s", info.path);
         if (finding.reason) {
             MTP_TRY(add_bad(report, info.path, &finding));
             continue;

@@ -220,10 +220,11 @@ static mtp_status make_room(const mtp_check *check, mtp__check_data *data)
     return complete ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "no memory for a sample of %lld tokens", (long long)S);
 }
 
-mtp_status mtp__check_read(const mtp_check *check, int64_t index, mtp__check_data *data, mtp_check_finding *finding)
+mtp_status mtp__check_read(const mtp_check *check, int64_t index, const mtp_safetensors *file, mtp__check_data *data,
+                           mtp_check_finding *finding)
 {
     *finding = (mtp_check_finding){.index = -1};
-    MTP_TRY(mtp__check_open(check, index, data, finding));
+    MTP_TRY(mtp__check_open(check, index, file, data, finding));
     if (finding->reason) return MTP_OK;
     MTP_TRY(make_room(check, data));
     mtp__check_test_origin(check, data, finding);

@@ -36,12 +36,16 @@ static mtp_status find_fault(const mtp__check_data *data, mtp_status status, mtp
     return MTP_OK;
 }
 
-mtp_status mtp__check_open(const mtp_check *check, int64_t index, mtp__check_data *data, mtp_check_finding *finding)
+mtp_status mtp__check_open(const mtp_check *check, int64_t index, const mtp_safetensors *file, mtp__check_data *data,
+                           mtp_check_finding *finding)
 {
     *data = (mtp__check_data){.index = index, .entry = mtp__dataset_at(check->dataset, index), .fd = -1};
     data->num_tokens = data->entry.num_tokens;
     if (data->entry.shard) return find_fault(data, mtp__shard_file(data->entry.shard, &data->fd), finding);
-    return find_fault(data, mtp__dataset_open_sample(check->dataset, index, &data->file, &data->sample), finding);
+    return find_fault(data,
+                      file ? mtp__dataset_describe_sample(check->dataset, index, file, &data->sample)
+                           : mtp__dataset_open_sample(check->dataset, index, &data->file, &data->sample),
+                      finding);
 }
 
 void mtp__check_close(mtp__check_data *data)

@@ -26,18 +26,11 @@ static bool parse(int argc, char **argv, check_options *options, int *exit_code)
                                       "Directories with samples or packed by mtp pack, single sample files or shards.",
                                   .many = true};
     const args_option table[] = {
-        {.name = "verifier",
-         .kind = ARGS_STRING,
-         .target = &options->inputs.verifier,
-         .value = "DIR",
-         .help = "The model that the samples are of.",
-         .required = true},
-        {.name = "drafter",
-         .kind = ARGS_STRING,
-         .target = &options->drafter,
-         .value = "DIR",
-         .help = "Without --leak: check that this drafter was made for the verifier: widths, vocabulary, K/V geometry, "
-                 "window."},
+        inputs_option_verifier(&options->inputs.verifier, "The model that the samples are of.", true),
+        inputs_option_drafter(
+            &options->drafter,
+            "Without --leak: check that this drafter was made for the verifier: widths, vocabulary, K/V geometry, "
+            "window."),
         {.name = "max-bad",
          .kind = ARGS_REAL,
          .target = &options->max_bad,
@@ -49,10 +42,9 @@ static bool parse(int argc, char **argv, check_options *options, int *exit_code)
          .kind = ARGS_FLAG,
          .target = &options->json,
          .help = "Without --leak: print one JSON object on one line instead of the table."},
-        {.name = "structure-only",
-         .kind = ARGS_FLAG,
-         .target = &options->structure_only,
-         .help = "Without --leak: leave out what rests on the verifier's weights: for numbers that no verifier wrote."},
+        inputs_option_structure_only(
+            &options->structure_only,
+            "Without --leak: leave out what rests on the verifier's weights: for numbers that no verifier wrote."),
         {.name = "leak",
          .kind = ARGS_STRING,
          .target = &options->inputs.model,
@@ -65,13 +57,7 @@ static bool parse(int argc, char **argv, check_options *options, int *exit_code)
          .min = 1,
          .max = 64,
          .help = "With --leak: drafts a row. Default 3."},
-        {.name = "position-offset",
-         .kind = ARGS_INT,
-         .target = &options->position_offset,
-         .value = "0|1",
-         .min = 0,
-         .max = 1,
-         .help = "With --leak: rotary position t or t+1. Default 0."},
+        inputs_option_position_offset(&options->position_offset, "With --leak: rotary position t or t+1. Default 0."),
         {.name = "rows-per-document",
          .kind = ARGS_INT,
          .target = &options->rows_per_document,
@@ -79,24 +65,9 @@ static bool parse(int argc, char **argv, check_options *options, int *exit_code)
          .min = 1,
          .max = 1 << 30,
          .help = "With --leak: supervised positions tried in each sample, spread evenly. Default 64."},
-        {.name = "hidden-norm",
-         .kind = ARGS_CHOICE,
-         .target = &options->inputs.hidden_norm,
-         .value = "SIDE",
-         .choices = inputs_hidden_norms,
-         .help = "Side of the verifier's final norm that hidden states of unlabelled samples are on."},
-        {.name = "threads",
-         .kind = ARGS_INT,
-         .target = &options->inputs.threads,
-         .value = "N",
-         .min = 1,
-         .max = 1024,
-         .help = "Threads. Default: the cores this process may use."},
-        {.name = "embedding-from",
-         .kind = ARGS_STRING,
-         .target = &options->inputs.embedding_from,
-         .value = "DIR",
-         .help = "Take the embedding table and final norm from this model, when those of the verifier are quantised."},
+        inputs_option_hidden_norm(&options->inputs.hidden_norm),
+        inputs_option_threads(&options->inputs.threads, "Threads. Default: the cores this process may use."),
+        inputs_option_embedding_from(&options->inputs.embedding_from),
     };
     const args_spec spec = {
         .command = "mtp check",
@@ -149,24 +120,13 @@ static void print_bad(const mtp_check_report *report)
 static void print_summary(const mtp_check_report *report, double bad_share)
 {
     print_bad(report);
-    for (int64_t i = 0; i < report->num_evidence; i++)
-        printf("%-11s %s: %s\n", report->evidence[i].possible ? "tested" : "not tested", report->evidence[i].test,
-               report->evidence[i].note);
+    for (int64_t i = 0; i < report->num_evidence; i++) inputs_print_evidence(&report->evidence[i]);
     printf("%lld samples, %lld good (%lld tokens, %lld of them supervised), %lld bad (%.2f %%)\n",
            (long long)report->num_samples, (long long)report->counts[MTP_CHECK_GOOD], (long long)report->num_tokens,
            (long long)report->num_supervised, (long long)report->num_bad, 100 * bad_share);
     if (report->num_unsupervised > 0)
         printf("%lld samples have nothing supervised and train nothing: is their loss_mask right?\n",
                (long long)report->num_unsupervised);
-}
-
-static mtp_status check_drafter(const char *directory, const mtp_verifier *verifier)
-{
-    mtp_drafter_config config = {0};
-    mtp_status status = mtp_drafter_config_read(directory, &config);
-    if (status == MTP_OK) status = mtp_verifier_check_drafter(verifier, &config);
-    mtp_drafter_config_free(&config);
-    return status;
 }
 
 static mtp_status check_samples(const check_options *options, inputs *opened, bool *holds)
@@ -177,7 +137,7 @@ static mtp_status check_samples(const check_options *options, inputs *opened, bo
     mtp_check_report report;
     char *json = NULL;
     mtp_status status = mtp_verifier_open(options->inputs.verifier, options->inputs.embedding_from, &opened->verifier);
-    if (status == MTP_OK && options->drafter) status = check_drafter(options->drafter, opened->verifier);
+    if (status == MTP_OK && options->drafter) status = inputs_check_drafter(options->drafter, opened->verifier);
     if (status == MTP_OK) status = mtp_context_create(&device, &opened->context);
     if (status == MTP_OK)
         status = mtp_check_run(opened->context, options->inputs.data.items, options->inputs.data.count,

@@ -1,8 +1,8 @@
 /* mtp init: an untrained drafter for a verifier. */
 #include <stdio.h>
 
-#include "args.h"
 #include "commands.h"
+#include "inputs.h"
 #include "mtp/init.h"
 #include "program.h"
 
@@ -22,12 +22,8 @@ static bool parse(int argc, char **argv, init_arguments *arguments, int *exit_co
     mtp_init_options *options = &arguments->options;
     mtp_init_geometry *geometry = &options->geometry;
     const args_option table[] = {
-        {.name = "verifier",
-         .kind = ARGS_STRING,
-         .target = &options->verifier,
-         .value = "DIR",
-         .help = "The model to draft for: gives geometry, embedding and tokenizer.",
-         .required = true},
+        inputs_option_verifier(&options->verifier, "The model to draft for: gives geometry, embedding and tokenizer.",
+                               true),
         {.name = "output",
          .kind = ARGS_STRING,
          .target = &options->output,
@@ -67,18 +63,8 @@ static bool parse(int argc, char **argv, init_arguments *arguments, int *exit_co
          .min = 1,
          .max = 1024,
          .help = "Tokens to draft in a round, for generation_config.json. Default 3."},
-        {.name = "embedding-from",
-         .kind = ARGS_STRING,
-         .target = &options->embedding_from,
-         .value = "DIR",
-         .help = "Take the embedding table from this model, when that of the verifier is quantised."},
-        {.name = "threads",
-         .kind = ARGS_INT,
-         .target = &arguments->threads,
-         .value = "N",
-         .min = 1,
-         .max = 1024,
-         .help = "Threads. Default: the cores this process may use."},
+        inputs_option_embedding_from(&options->embedding_from),
+        inputs_option_threads(&arguments->threads, "Threads. Default: the cores this process may use."),
         {.name = "force",
          .kind = ARGS_FLAG,
          .target = &options->force,

@@ -6,14 +6,73 @@
 
 #include "program.h"
 
-const char *const inputs_hidden_norms[] = {"pre", "post", NULL};
+/* ---- options -------------------------------------------------------------------------------------------------- */
+
+args_option inputs_option_verifier(const char **target, const char *help, bool required)
+{
+    return (args_option){
+        .name = "verifier", .kind = ARGS_STRING, .target = target, .value = "DIR", .help = help, .required = required};
+}
+
+args_option inputs_option_hidden_norm(const char **target)
+{
+    static const char *const sides[] = {"pre", "post", NULL};
+    return (args_option){.name = "hidden-norm",
+                         .kind = ARGS_CHOICE,
+                         .target = target,
+                         .value = "SIDE",
+                         .choices = sides,
+                         .help = "Side of the verifier's final norm that hidden states of unlabelled samples are on."};
+}
+
+args_option inputs_option_embedding_from(const char **target)
+{
+    return (args_option){
+        .name = "embedding-from",
+        .kind = ARGS_STRING,
+        .target = target,
+        .value = "DIR",
+        .help = "Take the embedding table and final norm from this model, when those of the verifier are quantised."};
+}
+
+args_option inputs_option_threads(int64_t *target, const char *help)
+{
+    return (args_option){
+        .name = "threads", .kind = ARGS_INT, .target = target, .value = "N", .min = 1, .max = 1024, .help = help};
+}
+
+args_option inputs_option_position_offset(int64_t *target, const char *help)
+{
+    return (args_option){.name = "position-offset",
+                         .kind = ARGS_INT,
+                         .target = target,
+                         .value = "0|1",
+                         .min = 0,
+                         .max = 1,
+                         .help = help};
+}
+
+args_option inputs_option_structure_only(bool *target, const char *help)
+{
+    return (args_option){.name = "structure-only", .kind = ARGS_FLAG, .target = target, .help = help};
+}
+
+args_option inputs_option_drafter(const char **target, const char *help)
+{
+    return (args_option){.name = "drafter", .kind = ARGS_STRING, .target = target, .value = "DIR", .help = help};
+}
+
+/* ---- opening -------------------------------------------------------------------------------------------------- */
+
+mtp_hidden_norm inputs_hidden_norm(const char *side)
+{
+    if (!side) return MTP_HIDDEN_UNSET;
+    return strcmp(side, "pre") == 0 ? MTP_HIDDEN_PRE : MTP_HIDDEN_POST;
+}
 
 mtp_dataset_options inputs_dataset_options(const inputs_options *options)
 {
-    mtp_dataset_options dataset = {.hidden_norm = MTP_HIDDEN_UNSET, .logger = program_logger()};
-    if (options->hidden_norm)
-        dataset.hidden_norm = strcmp(options->hidden_norm, "pre") == 0 ? MTP_HIDDEN_PRE : MTP_HIDDEN_POST;
-    return dataset;
+    return (mtp_dataset_options){.hidden_norm = inputs_hidden_norm(options->hidden_norm), .logger = program_logger()};
 }
 
 mtp_status inputs_open(const inputs_options *options, inputs *opened)
@@ -37,6 +96,22 @@ void inputs_close(inputs *opened)
     mtp_dataset_close(opened->dataset);
     mtp_verifier_close(opened->verifier);
     *opened = (inputs){0};
+}
+
+mtp_status inputs_check_drafter(const char *directory, const mtp_verifier *verifier)
+{
+    mtp_drafter_config config = {0};
+    mtp_status status = mtp_drafter_config_read(directory, &config);
+    if (status == MTP_OK) status = mtp_verifier_check_drafter(verifier, &config);
+    mtp_drafter_config_free(&config);
+    return status;
+}
+
+/* ---- printing ------------------------------------------------------------------------------------------------- */
+
+void inputs_print_evidence(const mtp_check_evidence *evidence)
+{
+    printf("%-11s %s: %s\n", evidence->possible ? "tested" : "not tested", evidence->test, evidence->note);
 }
 
 bool inputs_progress(void *user, int64_t done, int64_t total)

@@ -3,7 +3,7 @@
 #define MTP_TRAINERS_INPUTS_H
 
 #include "args.h"
-#include "mtp/data.h"
+#include "mtp/check.h"
 
 typedef struct inputs_options {
     const char *model; /* drafter directory; NULL: no drafter, no device */
@@ -21,14 +21,29 @@ typedef struct inputs {
     mtp_dataset *dataset;
 } inputs;
 
-/* The choices of --hidden-norm. */
-extern const char *const inputs_hidden_norms[];
+/* ---- options that several commands have: rows of their tables ------------------------------------------------- */
 
+args_option inputs_option_verifier(const char **target, const char *help, bool required);
+args_option inputs_option_hidden_norm(const char **target);
+args_option inputs_option_embedding_from(const char **target);
+args_option inputs_option_threads(int64_t *target, const char *help);
+args_option inputs_option_position_offset(int64_t *target, const char *help);
+args_option inputs_option_structure_only(bool *target, const char *help);
+args_option inputs_option_drafter(const char **target, const char *help);
+
+/* ---- what they ask for ---------------------------------------------------------------------------------------- */
+
+/* "pre", "post" or NULL. */
+mtp_hidden_norm inputs_hidden_norm(const char *side);
 /* How the samples are to be opened. */
 mtp_dataset_options inputs_dataset_options(const inputs_options *options);
 /* Close with inputs_close, also after a failure. */
 mtp_status inputs_open(const inputs_options *options, inputs *opened);
 void inputs_close(inputs *opened);
+/* Was the drafter in `directory` made for this verifier? */
+mtp_status inputs_check_drafter(const char *directory, const mtp_verifier *verifier);
+/* One line: a test that rests on the verifier, and whether it could be made. */
+void inputs_print_evidence(const mtp_check_evidence *evidence);
 
 /* A progress callback of evaluations and tests: a line on stderr, rewritten in place, when that is a terminal. */
 bool inputs_progress(void *user, int64_t done, int64_t total);

@@ -7,6 +7,7 @@
 #define MTP_CHECK_H
 
 #include "mtp/data.h"
+#include "mtp/safetensors.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -59,15 +60,18 @@ typedef struct mtp_check_options {
 
 typedef struct mtp_check mtp_check;
 
-/* Prepare to check the samples of `dataset`, which like `context` and its verifier must outlive the check. Reads up to
+/* Prepare to check the samples of `dataset`, which like `context` and its verifier must outlive the checking (what is
+ * known of the evidence stays). Reads up to
  * 64 samples to learn how K/V follow from tokens and hidden states, and the metadata of all. MTP_E_DATA and
  * MTP_E_FORMAT concern the verifier's directory; a bad sample is no error. */
 MTP_API mtp_status mtp_check_create(mtp_context *context, const mtp_dataset *dataset, const mtp_check_options *options,
                                     mtp_check **check);
 MTP_API void mtp_check_free(mtp_check *check); /* accepts NULL */
 /* Check sample `index`, whole. A bad sample is not an error: it is in the finding. A function of the data set and the
- * index alone. One thread at a time. */
-MTP_API mtp_status mtp_check_sample(mtp_check *check, int64_t index, mtp_check_finding *finding);
+ * index alone; several threads may call it at once. `file`: the sample's file where the caller has it open, so that it
+ * is not opened again; else, and for packed samples, NULL. */
+MTP_API mtp_status mtp_check_sample(mtp_check *check, int64_t index, const mtp_safetensors *file,
+                                    mtp_check_finding *finding);
 
 /* One test that rests on the verifier, and whether it can be made here. */
 typedef struct mtp_check_evidence {

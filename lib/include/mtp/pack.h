@@ -8,10 +8,30 @@
 
 #include "mtp/context.h"
 #include "mtp/data.h"
+#include "mtp/safetensors.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Why a sample is not stored. */
+typedef struct mtp_pack_refusal {
+    char reason[48];    /* a few words, counted in the summary */
+    int64_t index;      /* first offending token; -1 where there is none */
+    char message[1024]; /* what is wrong, without the path */
+} mtp_pack_refusal;
+
+/* Tests of samples before they are stored, beyond what reading them shows (types, lengths, ids, NaN, rows of zeros). */
+typedef struct mtp_pack_check {
+    const char *name; /* goes into pack.json: a store is made with one set of tests */
+    /* Called once, before the first sample is looked at and not at all when nothing is left to pack. `samples` lives
+     * until mtp_pack returns. */
+    mtp_status (*prepare)(void *user, const mtp_dataset *samples);
+    /* Called for each sample, by all workers at once; `file` is that of the sample, open. A bad sample is no error: it
+     * leaves a reason that is not empty. The answer must depend on the data set and the index alone. */
+    mtp_status (*sample)(void *user, int64_t index, const mtp_safetensors *file, mtp_pack_refusal *refusal);
+    void *user;
+} mtp_pack_check;
 
 typedef struct mtp_pack_options {
     const char *const *inputs; /* directories of samples, or sample files, as mtp_dataset_open takes them */
@@ -24,13 +44,14 @@ typedef struct mtp_pack_options {
     bool fp8;                    /* K/V as float8_e4m3fn with a scale for each token, K or V, and head; else bf16 */
     const mtp_context *teacher;  /* computes the teacher: log-sum-exp and the top 64 logits of the verifier's head (its
                                     embedding table) after the softcap, for each supervised token; NULL: no teacher */
+    const mtp_pack_check *check; /* NULL: none; mtp/check.h has one, which trainers/mtp/pack.c connects */
     const mtp_logger *logger;    /* NULL: silent */
     /* Called after each sample by one thread at a time; false ends packing with MTP_E_INTERRUPTED. May be NULL. */
     bool (*progress)(void *user, int64_t done, int64_t total);
     void *user;
 } mtp_pack_options;
 
-enum { MTP_PACK_REASONS = 16 };
+enum { MTP_PACK_REASONS = 32 };
 
 typedef struct mtp_pack_summary {
     int64_t samples, tokens, supervised; /* stored */
@@ -39,9 +60,9 @@ typedef struct mtp_pack_summary {
     int64_t shards_kept; /* of an earlier, interrupted run */
     uint64_t bytes;      /* of all shards */
     struct {
-        const char *reason; /* a literal */
+        char reason[48];
         int64_t count;
-    } reasons[MTP_PACK_REASONS]; /* why samples were refused; the used ones first */
+    } reasons[MTP_PACK_REASONS]; /* why samples were refused; the used ones first, the others are empty */
 } mtp_pack_summary;
 
 /* Pack into `directory`, made when missing. Where the same packing was interrupted it goes on behind the last finished
