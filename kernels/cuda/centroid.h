@@ -1,0 +1,58 @@
+/* The grouped head as its kernels take it. Internal to kernels/cuda.
+ *
+ * A pair is a (row, slot): slot s < k stands for the row's s-th selected centroid, slot k for the target's centroid when
+ * it was not selected. Pairs are numbered by centroid, and by row within one. */
+#ifndef MTP_KERNELS_CUDA_CENTROID_H
+#define MTP_KERNELS_CUDA_CENTROID_H
+
+#include "cuda/cuda.h"
+
+namespace mtp
+{
+
+/* Strides in elements; rows are those of one chunk. */
+struct grouped {
+    int R, H, V, C, P;
+    int k;     /* selected centroids of a row */
+    int slots; /* k + 1 */
+    int parts; /* of the chunk's rows, for the sort */
+    const float *x;
+    int64_t x_row;
+    const void *e;
+    int64_t e_row;
+    const int *order, *slot_of;
+    const int *selected;
+    int64_t selected_row;
+    const int *target;  /* optional, as all of the following */
+    const float *scale;
+    float *loss;
+    int *argmax;
+    uint8_t *miss;
+    float *logits;
+    int64_t logits_row;
+    float *dx;
+    int64_t dx_row;
+    float *de;
+    int64_t de_row;
+    bool dx_add, de_add;
+    bool backward; /* z becomes dz */
+    fault *fault;
+
+    /* scratch */
+    int *place;      /* [rows, slots]: the slot's centroid, then its pair; -1: none */
+    int *row_of;     /* [pairs] */
+    int *count;      /* [parts, C]: pairs of a centroid in a part, then the place of the next one within the centroid */
+    int *begin;      /* [C + 1]: first pair of each centroid */
+    int *tile_begin; /* [C + 1]: first tile of each centroid */
+    float *z;        /* [pairs, P]: logits, then dz */
+    float *slot_dx;  /* [pairs, H] */
+};
+
+enum { PART_ROWS = 64 };
+
+/* centroid_sort.cu: fills place, row_of, begin and tile_begin, for tiles of `tile_rows` pairs. */
+mtp_status grouped_sort(mtp_device *device, const char *op, const grouped &g, int tile_rows);
+
+} // namespace mtp
+
+#endif
