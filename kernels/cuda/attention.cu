@@ -23,15 +23,15 @@ enum {
     GENERAL_THREADS = 128,
     TILE_ROWS = 16,
     WARP_ROWS = 4,
-    KEYS = 32,    /* of a block: one a lane */
-    CHUNK = 128,  /* columns of K or V that are staged together */
+    KEYS = 32,   /* of a block: one a lane */
+    CHUNK = 128, /* columns of K or V that are staged together */
     LINE = CHUNK + 1
 };
 
 struct general_shared {
-    float *q, *dout;      /* [TILE_ROWS, D] */
-    float *chunk;         /* [KEYS, LINE] */
-    float *weight;        /* [TILE_ROWS, KEYS]: P, or dS */
+    float *q, *dout; /* [TILE_ROWS, D] */
+    float *chunk;    /* [KEYS, LINE] */
+    float *weight;   /* [TILE_ROWS, KEYS]: P, or dS */
 };
 
 size_t general_floats(int D, bool backward)
@@ -135,7 +135,8 @@ __device__ void store_rows(const warp_rows &w, int D, const float (&sum)[WARP_RO
     }
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------------ */
+/* ---- forward ------------------------------------------------------------------------------------------------------
+ */
 
 /* Running maximum and sum of a warp's rows. */
 struct running {
@@ -205,7 +206,8 @@ __device__ void forward_tile(const attention_problem &p, const attention_tile &t
     store_rows<SPAN>(w, p.D, out, factor, p.o, p.o_row, p.o_head);
 }
 
-/* ---- backward ----------------------------------------------------------------------------------------------------- */
+/* ---- backward -----------------------------------------------------------------------------------------------------
+ */
 
 template <typename T, int SPAN>
 __device__ void backward_tile(const attention_problem &p, const attention_tile &tile, int head_tile,
@@ -269,11 +271,11 @@ __global__ void __launch_bounds__(GENERAL_THREADS, 2) attention_general(attentio
     }
 }
 
-/* ---- arguments and launches --------------------------------------------------------------------------------------- */
+/* ---- arguments and launches ---------------------------------------------------------------------------------------
+ */
 
 template <typename T, int SPAN, bool BACKWARD>
-mtp_status launch_span(mtp_device *device, const char *op, const attention_problem &p,
-                              const attention_list &list)
+mtp_status launch_span(mtp_device *device, const char *op, const attention_problem &p, const attention_list &list)
 {
     auto kernel = attention_general<T, SPAN, BACKWARD>;
     const size_t bytes = general_floats(p.D, BACKWARD) * sizeof(float);
@@ -285,8 +287,7 @@ mtp_status launch_span(mtp_device *device, const char *op, const attention_probl
 }
 
 template <typename T, bool BACKWARD>
-mtp_status launch_type(mtp_device *device, const char *op, const attention_problem &p,
-                              const attention_list &list)
+mtp_status launch_type(mtp_device *device, const char *op, const attention_problem &p, const attention_list &list)
 {
     if (p.D <= 128) return launch_span<T, 128 / WARP, BACKWARD>(device, op, p, list);
     if (p.D <= 256) return launch_span<T, 256 / WARP, BACKWARD>(device, op, p, list);
@@ -294,7 +295,7 @@ mtp_status launch_type(mtp_device *device, const char *op, const attention_probl
 }
 
 mtp_status general(mtp_device *device, const char *op, attention_problem p, mtp_dtype dtype, void *scratch,
-                          bool backward)
+                   bool backward)
 {
     attention_list list;
     attention_cut(&p, TILE_ROWS);

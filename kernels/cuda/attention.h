@@ -38,9 +38,9 @@ struct attention_tile {
 
 enum { ATTENTION_BUCKETS = 256 };
 struct attention_list {
-    attention_tile *tiles;              /* sorted */
-    int *count;                         /* tiles */
-    int *next;                          /* first item that no block has pulled; an item is a tile and its heads */
+    attention_tile *tiles; /* sorted */
+    int *count;            /* tiles */
+    int *next;             /* first item that no block has pulled; an item is a tile and its heads */
 };
 
 /* Positions, heads and tiles of a problem for tiles of `rows` rows. */
@@ -59,8 +59,8 @@ mtp_status attention_list_build(mtp_device *device, const char *op, const attent
 /* The fused path, attention_fused.cu: bf16 tensor cores. */
 mtp_status attention_fused(mtp_device *device, const char *op, attention_problem p, void *scratch, bool backward);
 
-
-/* ---- in kernels ----------------------------------------------------------------------------------------------------- */
+/* ---- in kernels -----------------------------------------------------------------------------------------------------
+ */
 
 /* First block of keys at `first` or later of which a row of the tile sees something; the end of the tile's keys after
  * the last. All lanes of a warp call. */
@@ -89,7 +89,8 @@ struct attention_row {
 __device__ inline attention_row attention_row_of(const attention_problem &p, const attention_tile &tile, int head_tile,
                                                  int slot)
 {
-    const int tiles = p.head_tiles / p.NKV, g = head_tile / tiles, within = head_tile % tiles * p.heads + slot % p.heads;
+    const int tiles = p.head_tiles / p.NKV, g = head_tile / tiles,
+              within = head_tile % tiles * p.heads + slot % p.heads;
     const int position = slot / p.heads;
     return {tile.row + position, g * p.group + within, position < tile.num_rows && within < p.group};
 }

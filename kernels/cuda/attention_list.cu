@@ -123,10 +123,10 @@ mtp_status attention_list_build(mtp_device *device, const char *op, const attent
     list->next = &counters->next;
     const unsigned blocks = (unsigned)divide_up(p->R, LIST_THREADS);
     MTP_CUDA_TRY(op, cudaMemsetAsync(counters, 0, sizeof *counters, device->stream));
-    MTP_CUDA_TRY(op, MTP_LAUNCH(list_tiles, blocks, LIST_THREADS, 0, device->stream, *p, unsorted, counters,
-                                device->fault));
-    MTP_CUDA_TRY(op, MTP_LAUNCH(sort_tiles, blocks, LIST_THREADS, 0, device->stream, p->R, unsorted, list->tiles,
-                                counters));
+    MTP_CUDA_TRY(
+        op, MTP_LAUNCH(list_tiles, blocks, LIST_THREADS, 0, device->stream, *p, unsorted, counters, device->fault));
+    MTP_CUDA_TRY(
+        op, MTP_LAUNCH(sort_tiles, blocks, LIST_THREADS, 0, device->stream, p->R, unsorted, list->tiles, counters));
     return MTP_OK;
 }
 

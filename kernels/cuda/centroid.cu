@@ -20,7 +20,8 @@ namespace mtp
 namespace
 {
 
-/* ---- top-k -------------------------------------------------------------------------------------------------------- */
+/* ---- top-k --------------------------------------------------------------------------------------------------------
+ */
 
 enum { TOPK_WARPS = 4, DIGITS = 256 };
 
@@ -146,7 +147,8 @@ mtp_status topk(mtp_device *device, const mtp_topk_args *a)
     return MTP_OK;
 }
 
-/* ---- products over the pairs of centroids ------------------------------------------------------------------------- */
+/* ---- products over the pairs of centroids -------------------------------------------------------------------------
+ */
 
 struct pair_tile {
     int centroid, first, count;
@@ -209,8 +211,8 @@ __global__ void __launch_bounds__(Product::THREADS, 2) pair_logits(grouped g)
     if (!find_tile<Product::ROWS>(g, (int)blockIdx.x, &tile)) return;
     const int token0 = (int)blockIdx.y * Product::COLS;
     Product product;
-    product.run(rows_of<false>(g, tile.first, tile.count, 0, g.H), tokens_of<T, false>(g, tile.centroid, token0, 0, g.H),
-                g.H, shared);
+    product.run(rows_of<false>(g, tile.first, tile.count, 0, g.H),
+                tokens_of<T, false>(g, tile.centroid, token0, 0, g.H), g.H, shared);
     product.each([&](int i, int j, float z) {
         if (i < tile.count && token0 + j < g.P) g.z[(int64_t)(tile.first + i) * g.P + token0 + j] = z;
     });
@@ -251,7 +253,8 @@ __global__ void __launch_bounds__(Product::THREADS, 2) token_de(grouped g)
     });
 }
 
-/* ---- rows over their pairs ---------------------------------------------------------------------------------------- */
+/* ---- rows over their pairs ----------------------------------------------------------------------------------------
+ */
 
 enum { ROW_THREADS = 128 };
 
@@ -281,8 +284,7 @@ __device__ int best_token(const grouped &g, int row, const int *place, float top
         for (int j = (int)threadIdx.x; j < g.P; j += ROW_THREADS)
             if (!(z[j] < top)) best = min(best, token[j]);
     }
-    for (int offset = WARP / 2; offset > 0; offset /= 2)
-        best = min(best, __shfl_xor_sync(ALL_LANES, best, offset));
+    for (int offset = WARP / 2; offset > 0; offset /= 2) best = min(best, __shfl_xor_sync(ALL_LANES, best, offset));
     if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = best;
     __syncthreads();
     for (int w = 0; w < ROW_THREADS / WARP; w++) best = min(best, shared[w]);
@@ -352,7 +354,8 @@ __global__ void __launch_bounds__(ROW_THREADS) sum_slots(grouped g)
     }
 }
 
-/* ---- arguments, scratch, launches --------------------------------------------------------------------------------- */
+/* ---- arguments, scratch, launches ---------------------------------------------------------------------------------
+ */
 
 const size_t PAIR_BYTES = (size_t)256 << 20;
 constexpr int64_t CHUNK_MIN = 64;

@@ -1,7 +1,7 @@
 /* The grouped head as its kernels take it. Internal to kernels/cuda.
  *
- * A pair is a (row, slot): slot s < k stands for the row's s-th selected centroid, slot k for the target's centroid when
- * it was not selected. Pairs are numbered by centroid, and by row within one. */
+ * A pair is a (row, slot): slot s < k stands for the row's s-th selected centroid, slot k for the target's centroid
+ * when it was not selected. Pairs are numbered by centroid, and by row within one. */
 #ifndef MTP_KERNELS_CUDA_CENTROID_H
 #define MTP_KERNELS_CUDA_CENTROID_H
 
@@ -23,7 +23,7 @@ struct grouped {
     const int *order, *slot_of;
     const int *selected;
     int64_t selected_row;
-    const int *target;  /* optional, as all of the following */
+    const int *target; /* optional, as all of the following */
     const float *scale;
     float *loss;
     int *argmax;

@@ -1,7 +1,7 @@
 /* The counting sort of (row, slot) pairs by centroid, on the device. It is stable, because the gradient of a centroid's
- * tokens adds up its pairs in their order: parts of PART_ROWS rows are counted apart, a part's pairs come after those of
- * the parts before it, and a warp places the rows of a part one after the other. A row names a centroid at most once, so
- * the counters that its lanes move are different ones. */
+ * tokens adds up its pairs in their order: parts of PART_ROWS rows are counted apart, a part's pairs come after those
+ * of the parts before it, and a warp places the rows of a part one after the other. A row names a centroid at most
+ * once, so the counters that its lanes move are different ones. */
 #include "cuda/centroid.h"
 
 namespace mtp

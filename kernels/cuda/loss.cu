@@ -1,6 +1,7 @@
 /* Cross-entropy: of dense rows of logits, and of the flat head over the whole vocabulary.
  *
- *   z = x e^T      loss = log sum exp z - z[target]      dz = scale (softmax(z) - onehot)      dx = dz e      de = dz^T x
+ *   z = x e^T      loss = log sum exp z - z[target]      dz = scale (softmax(z) - onehot)      dx = dz e      de = dz^T
+ * x
  *
  * A block of threads has a row: one pass for maximum, sum and argmax together, one for the gradient, which takes the
  * place of the logits. The flat head works through chunks of rows whose logits fit the budget, three products a chunk.
@@ -57,7 +58,8 @@ __device__ running_row combine_threads(running_row r, float *shared)
     /* the lowest index is the largest of the negated ones: they are exact in fp32 up to 2^24, so halves are compared */
     const bool holds = r.top == all.top;
     const float high = block_max(holds ? -(float)(r.best >> 16) : -INFINITY, shared);
-    const float low = block_max(holds && -(float)(r.best >> 16) == high ? -(float)(r.best & 0xffff) : -INFINITY, shared);
+    const float low =
+        block_max(holds && -(float)(r.best >> 16) == high ? -(float)(r.best & 0xffff) : -INFINITY, shared);
     all.best = ((int)-high << 16) + (int)-low;
     return all;
 }
@@ -141,7 +143,8 @@ mtp_status xent(mtp_device *device, const mtp_xent_args *a)
     return launch_rows(device, op, x, R, false);
 }
 
-/* ---- the flat head ------------------------------------------------------------------------------------------------ */
+/* ---- the flat head ------------------------------------------------------------------------------------------------
+ */
 
 constexpr int64_t ROW_UNIT = 64, LINE_UNIT = 64;
 
@@ -208,8 +211,8 @@ mtp__gemm product_of(const flat_head &f, int64_t m, int64_t n, int64_t k)
     return g;
 }
 
-mtp_status chunk_gradients(mtp_device *device, const mtp_head_args *a, const flat_head &f, int64_t row0,
-                                  int64_t rows, const mtp_view &x, const mtp_view &e)
+mtp_status chunk_gradients(mtp_device *device, const mtp_head_args *a, const flat_head &f, int64_t row0, int64_t rows,
+                           const mtp_view &x, const mtp_view &e)
 {
     const int64_t dz_row = f.line * (int64_t)(sizeof(float) / mtp_dtype_size(f.factor));
     if (a->dx.data) {
@@ -256,8 +259,7 @@ xent_rows chunk_rows(const mtp_device *device, const mtp_head_args *a, const fla
     return r;
 }
 
-mtp_status flat_chunk(mtp_device *device, const mtp_head_args *a, const flat_head &f, int64_t row0,
-                             const mtp_view &e)
+mtp_status flat_chunk(mtp_device *device, const mtp_head_args *a, const flat_head &f, int64_t row0, const mtp_view &e)
 {
     const char *op = "head_flat";
     const int64_t rows = f.R - row0 < f.chunk ? f.R - row0 : f.chunk;

@@ -89,31 +89,31 @@ struct fp32_product {
 struct bf16_product {
     enum {
         THREADS = 256,
-        ROWS = 128,
+        ROWS = 64,
         COLS = 128,
         DEPTH = 32,
-        DEPTH_LINE = DEPTH + 8, /* elements from line to line: eight lines of 16 bytes lie in different banks */
-        ROWS_LINE = ROWS + 8,
-        WARP_ROWS = 32, /* a warp's part: 4 warps down, 2 across */
-        WARP_COLS = 64,
-        LOADS = ROWS * DEPTH / 4 / THREADS
+        PAD = 8,        /* elements after each line: eight lines of 16 bytes lie in different banks */
+        WARP_ROWS = 32, /* a warp's part: 2 warps down, 4 across */
+        WARP_COLS = 32
     };
+    template <int LINES> /* rows of A or columns of B */
     union operand_tile {
-        bf16 along_depth[ROWS][DEPTH_LINE];
-        bf16 along_rows[DEPTH][ROWS_LINE];
+        bf16 along_depth[LINES][DEPTH + PAD];
+        bf16 along_lines[DEPTH][LINES + PAD];
     };
     struct alignas(16) shared {
-        operand_tile a, b;
+        operand_tile<ROWS> a;
+        operand_tile<COLS> b;
     };
     float sum[WARP_ROWS / 16][WARP_COLS / 8][4];
 
     /* The thread's n-th place in a tile of an operand. */
-    template <bool DEPTH_FAST>
+    template <bool DEPTH_FAST, int LINES>
     static __device__ void place(int n, int *i, int *k)
     {
         const int t = n * THREADS + (int)threadIdx.x;
-        *i = DEPTH_FAST ? t / (DEPTH / 4) : t % (ROWS / 4) * 4;
-        *k = DEPTH_FAST ? t % (DEPTH / 4) * 4 : t / (ROWS / 4);
+        *i = DEPTH_FAST ? t / (DEPTH / 4) : t % (LINES / 4) * 4;
+        *k = DEPTH_FAST ? t % (DEPTH / 4) * 4 : t / (LINES / 4);
     }
 
     /* Four elements rounded to bf16. */
@@ -121,58 +121,64 @@ struct bf16_product {
         bf16 element[4];
     };
 
-    template <typename Operand>
-    static __device__ void fetch(const Operand &operand, int k0, four (&x)[LOADS])
+    template <int LINES>
+    struct staged {
+        enum { LOADS = LINES * DEPTH / 4 / THREADS };
+        four x[LOADS];
+    };
+
+    template <int LINES, typename Operand>
+    static __device__ void fetch(const Operand &operand, int k0, staged<LINES> *next)
     {
 #pragma unroll
-        for (int n = 0; n < LOADS; n++) {
+        for (int n = 0; n < staged<LINES>::LOADS; n++) {
             int i, k;
-            place<Operand::DEPTH_FAST>(n, &i, &k);
+            place<Operand::DEPTH_FAST, LINES>(n, &i, &k);
             float f[4];
             operand.load(i, k0 + k, f);
 #pragma unroll
-            for (int m = 0; m < 4; m++) x[n].element[m] = from_float<bf16>(f[m]);
+            for (int m = 0; m < 4; m++) next->x[n].element[m] = from_float<bf16>(f[m]);
         }
     }
 
-    template <typename Operand>
-    static __device__ void put(operand_tile *tile, const four (&x)[LOADS])
+    template <typename Operand, int LINES>
+    static __device__ void put(operand_tile<LINES> *tile, const staged<LINES> &next)
     {
 #pragma unroll
-        for (int n = 0; n < LOADS; n++) {
+        for (int n = 0; n < staged<LINES>::LOADS; n++) {
             int i, k;
-            place<Operand::DEPTH_FAST>(n, &i, &k);
-            bf16 *line = Operand::DEPTH_FAST ? &tile->along_depth[i][k] : &tile->along_rows[k][i];
-            *reinterpret_cast<four *>(line) = x[n];
+            place<Operand::DEPTH_FAST, LINES>(n, &i, &k);
+            bf16 *line = Operand::DEPTH_FAST ? &tile->along_depth[i][k] : &tile->along_lines[k][i];
+            *reinterpret_cast<four *>(line) = next.x[n];
         }
     }
 
     /* Fragment of A: rows [i, i + 16), depth [k, k + 16). */
     template <bool DEPTH_FAST>
-    static __device__ void fragment_a(const operand_tile &tile, int i, int k, uint32_t (&x)[4])
+    static __device__ void fragment_a(const operand_tile<ROWS> &tile, int i, int k, uint32_t (&x)[4])
     {
         const int lane = (int)threadIdx.x % WARP, matrix = lane / 8;
         if (DEPTH_FAST)
             load_matrices(x, &tile.along_depth[i + lane % 16][k + lane / 16 * 8]);
         else
-            load_matrices_transposed(x, &tile.along_rows[k + matrix / 2 * 8 + lane % 8][i + matrix % 2 * 8]);
+            load_matrices_transposed(x, &tile.along_lines[k + matrix / 2 * 8 + lane % 8][i + matrix % 2 * 8]);
     }
 
     /* Two fragments of B: columns [j, j + 16), depth [k, k + 16). */
     template <bool DEPTH_FAST>
-    static __device__ void fragment_b(const operand_tile &tile, int j, int k, uint32_t (&x)[4])
+    static __device__ void fragment_b(const operand_tile<COLS> &tile, int j, int k, uint32_t (&x)[4])
     {
         const int lane = (int)threadIdx.x % WARP, matrix = lane / 8;
         if (DEPTH_FAST)
             load_matrices(x, &tile.along_depth[j + matrix / 2 * 8 + lane % 8][k + matrix % 2 * 8]);
         else
-            load_matrices_transposed(x, &tile.along_rows[k + matrix % 2 * 8 + lane % 8][j + matrix / 2 * 8]);
+            load_matrices_transposed(x, &tile.along_lines[k + matrix % 2 * 8 + lane % 8][j + matrix / 2 * 8]);
     }
 
     template <bool A_DEPTH_FAST, bool B_DEPTH_FAST>
     __device__ void multiply(const shared *s)
     {
-        const int warp = (int)threadIdx.x / WARP, row = warp / 2 * WARP_ROWS, col = warp % 2 * WARP_COLS;
+        const int warp = (int)threadIdx.x / WARP, row = warp / 4 * WARP_ROWS, col = warp % 4 * WARP_COLS;
 #pragma unroll
         for (int k = 0; k < DEPTH; k += 16) {
             uint32_t a[WARP_ROWS / 16][4];
@@ -194,23 +200,24 @@ struct bf16_product {
     template <typename A, typename B>
     __device__ void run(const A &a, const B &b, int depth, shared *s)
     {
-        four next_a[LOADS], next_b[LOADS];
+        staged<ROWS> next_a;
+        staged<COLS> next_b;
 #pragma unroll
         for (int i = 0; i < WARP_ROWS / 16; i++)
 #pragma unroll
             for (int j = 0; j < WARP_COLS / 8; j++)
 #pragma unroll
                 for (int n = 0; n < 4; n++) sum[i][j][n] = 0;
-        fetch(a, 0, next_a);
-        fetch(b, 0, next_b);
+        fetch(a, 0, &next_a);
+        fetch(b, 0, &next_b);
         for (int k = 0; k < depth; k += DEPTH) {
             __syncthreads();
             put<A>(&s->a, next_a);
             put<B>(&s->b, next_b);
             __syncthreads();
             if (k + DEPTH < depth) {
-                fetch(a, k + DEPTH, next_a);
-                fetch(b, k + DEPTH, next_b);
+                fetch(a, k + DEPTH, &next_a);
+                fetch(b, k + DEPTH, &next_b);
             }
             multiply<A::DEPTH_FAST, B::DEPTH_FAST>(s);
         }
@@ -221,7 +228,7 @@ struct bf16_product {
     __device__ void each(Body body) const
     {
         const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-        const int row = warp / 2 * WARP_ROWS + lane / 4, col = warp % 2 * WARP_COLS + lane % 4 * 2;
+        const int row = warp / 4 * WARP_ROWS + lane / 4, col = warp % 4 * WARP_COLS + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < WARP_ROWS / 16; i++)
 #pragma unroll
@@ -231,7 +238,8 @@ struct bf16_product {
     }
 };
 
-/* ---- operands ----------------------------------------------------------------------------------------------------- */
+/* ---- operands -----------------------------------------------------------------------------------------------------
+ */
 
 /* Four neighbours of a line of `width` elements from `start`, zeros outside; one access when the line is `wide`, which
  * says that it is aligned to four elements. */
