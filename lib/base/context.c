@@ -1,22 +1,23 @@
 #include "base/context.h"
 
 #include <stdlib.h>
-#include <string.h>
 
+#include "base/backends.h"
 #include "base/error.h"
 
 mtp_status mtp_context_create(const mtp_context_options *options, mtp_context **context)
 {
     MTP_REQUIRE(options && context);
     *context = NULL;
-    if (options->device && strcmp(options->device, "cpu") != 0)
-        return MTP_FAIL(MTP_E_CONFIG, "device \"%s\": this build has the cpu backend only; use device = \"cpu\"",
-                        options->device);
+    const mtp_backend *ops = NULL;
+    int index = 0;
+    MTP_TRY(mtp__backend_of(options->device ? options->device : "cpu", &ops, &index));
     mtp_context *created = calloc(1, sizeof *created);
     if (!created) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a context");
-    created->ops = mtp__backend_cpu();
+    created->ops = ops;
     created->logger = options->logger;
-    const mtp_device_options device = {.num_threads = options->num_threads, .isa = options->isa};
+    const mtp_device_options device = {
+        .num_threads = options->num_threads, .isa = options->isa, .index = index, .bf16 = options->bf16};
     const mtp_status status = created->ops->device_open(&device, &created->device);
     if (status != MTP_OK) {
         free(created);

@@ -102,18 +102,16 @@ static mtp_status attention_branch_bwd(mtp__step *step, const mtp__layer *layer,
                               dbranch));
     MTP_TRY(mtp__step_linear_dw(step, dbranch, mtp__first_rows(saved->o, rows), mtp__param_grad(layer->o_proj)));
     MTP_TRY(mtp__step_linear_dx(step, dbranch, mtp__param_value(layer->o_proj), dq, MTP_OVERWRITE));
-    const mtp_view kv = step->batch->kv[type];
-    const mtp_attention_args attention = {
-        .q = mtp__as_heads(saved->q, rows, NH),
-        .kv = mtp_view_4d(kv.data, kv.dtype, kv.shape[0] * kv.shape[1], 2, kv.shape[3], kv.shape[4]),
-        .key_begin = mtp__first_rows(step->key_begin[type], rows),
-        .key_end = mtp__first_rows(step->key_end, rows),
-        .doc_begin = mtp__first_rows(step->doc_begin, rows),
-        .o = mtp__as_heads(saved->o, rows, NH),
-        .lse = mtp__first_rows(saved->lse, rows),
-        .do_ = dq_heads,
-        .dq = dq_heads,
-        .scratch = step->scratch};
+    const mtp_attention_args attention = {.q = mtp__as_heads(saved->q, rows, NH),
+                                          .kv = step->kv[type],
+                                          .key_begin = mtp__first_rows(step->key_begin[type], rows),
+                                          .key_end = mtp__first_rows(step->key_end, rows),
+                                          .doc_begin = mtp__first_rows(step->doc_begin, rows),
+                                          .o = mtp__as_heads(saved->o, rows, NH),
+                                          .lse = mtp__first_rows(saved->lse, rows),
+                                          .do_ = dq_heads,
+                                          .dq = dq_heads,
+                                          .scratch = step->scratch};
     MTP_TRY(ops->attention_bwd(device, &attention));
     const mtp_rope_args rope = {.x = dq_heads,
                                 .cos = mtp__first_rows(step->cos[type], rows),

@@ -34,13 +34,6 @@ static mtp_status residual_norm(mtp__step *step, mtp_view residual, mtp_view x, 
     return step->context->ops->residual_norm_fwd(step->context->device, &args);
 }
 
-/* K/V of a type as the ops take it: [B, S, 2, NKV, D] with the batch and sequence axes as one. */
-static mtp_view flat_kv(const mtp_batch *batch, mtp_layer_type type)
-{
-    const mtp_view kv = batch->kv[type];
-    return mtp_view_4d(kv.data, kv.dtype, kv.shape[0] * kv.shape[1], 2, kv.shape[3], kv.shape[4]);
-}
-
 static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, mtp__saved_layer *saved)
 {
     const mtp_backend *ops = step->context->ops;
@@ -61,7 +54,7 @@ static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, mtp
                                 .y = q};
     MTP_TRY(ops->rope_fwd(device, &rope));
     const mtp_attention_args attention = {.q = q,
-                                          .kv = flat_kv(step->batch, layer->type),
+                                          .kv = step->kv[layer->type],
                                           .key_begin = mtp__first_rows(step->key_begin[layer->type], rows),
                                           .key_end = mtp__first_rows(step->key_end, rows),
                                           .doc_begin = mtp__first_rows(step->doc_begin, rows),
@@ -128,10 +121,10 @@ mtp_status mtp__step_begin_chunk(mtp__step *step)
         MTP_TRY(ops->rope_table(device, &table));
     }
     const mtp_view hidden = step->batch->hidden_states;
-    const mtp_gather_args gather = {
-        .src = mtp_view_2d(hidden.data, hidden.dtype, hidden.shape[0] * hidden.shape[1], hidden.shape[2]),
-        .index = mtp__first_rows(step->places, count),
-        .dst = mtp__first_rows(step->drafts[0].state, count)};
+    mtp_gather_args gather = {.dst = mtp__first_rows(step->drafts[0].state, count)};
+    MTP_TRY(mtp__stage_rows(
+        &step->stage, mtp_view_2d(hidden.data, hidden.dtype, hidden.shape[0] * hidden.shape[1], hidden.shape[2]),
+        rows->place + first, mtp__first_rows(step->places, count), count, &gather.src, &gather.index));
     return ops->gather_rows(device, &gather);
 }
 
@@ -144,7 +137,9 @@ mtp_status mtp__step_forward(mtp__step *step, int32_t k)
     const mtp_view embedding = mtp__first_rows(draft->embedding, rows);
     const mtp_view x0 = mtp__first_rows(draft->layers[0].x_in, rows), w = mtp__param_value(drafter->pre_projection);
 
-    const mtp_embed_args embed = {.table = step->table, .ids = mtp__first_rows(step->tokens, rows), .y = embedding};
+    mtp_embed_args embed = {.y = embedding};
+    MTP_TRY(mtp__stage_rows(&step->stage, step->table, step->host_ids, mtp__first_rows(step->tokens, rows), rows,
+                            &embed.table, &embed.ids));
     MTP_TRY(step->context->ops->embed_fwd(step->context->device, &embed));
     MTP_TRY(mtp__step_linear_fwd(step, embedding, mtp_view_cols(w, 0, Hb), x0, MTP_OVERWRITE));
     MTP_TRY(

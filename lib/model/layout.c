@@ -246,6 +246,7 @@ mtp_status mtp__step_layout(mtp__step *step, const mtp_drafter_config *config, m
         step->cos[type] = matrix(arena, rows_label, Rc, config->geometry[type].head_dim / 2);
         step->sin[type] = matrix(arena, rows_label, Rc, config->geometry[type].head_dim / 2);
     }
+    mtp__stage_layout(&step->stage, step->context, Rc, config->backbone_hidden_size, arena);
     step->act = matrix(arena, "activations", Rc, config->intermediate_size);
     step->n = matrix(arena, "activations", K * Rc, config->hidden_size);
     for (int32_t k = 0; k < K; k++) {

@@ -79,6 +79,7 @@ static void release(mtp__step *step)
     free(step->host_floats);
     free(step->host_bytes);
     free(step->centroid_of);
+    mtp__stage_release(&step->stage);
     mtp__arena_unwrap(&step->arena);
     if (step->memory) step->context->ops->memory_free(step->context->device, step->memory);
 }
@@ -115,7 +116,8 @@ static mtp_status build(mtp__step *step, const mtp_drafter *drafter)
     MTP_TRY(mtp__step_layout(step, &drafter->config, &measured));
     MTP_TRY(step->context->ops->memory_alloc(step->context->device, measured.used, &step->memory));
     mtp__arena_wrap(&step->arena, step->memory, measured.used);
-    return mtp__step_layout(step, &drafter->config, &step->arena);
+    MTP_TRY(mtp__step_layout(step, &drafter->config, &step->arena));
+    return mtp__stage_create(&step->stage, drafter->config.backbone_hidden_size);
 }
 
 mtp_status mtp__step_create(mtp_drafter *drafter, const mtp_verifier *verifier, const mtp_step_config *config,
@@ -246,6 +248,7 @@ mtp_status mtp__step_run(mtp__step *step, const mtp_batch *batch, const mtp__row
     }
     step->batch = batch;
     step->rows = rows;
+    MTP_TRY(mtp__stage_kv(&step->stage, batch, step->kv));
     for (int64_t first = 0; first < rows->num_rows; first += step->Rc) {
         step->first_row = first;
         step->num_rows = rows->num_rows - first < step->Rc ? rows->num_rows - first : step->Rc;

@@ -6,6 +6,7 @@
 #ifndef MTP_MODEL_WORKSPACE_H
 #define MTP_MODEL_WORKSPACE_H
 
+#include "model/stage.h"
 #include "model/step.h"
 
 /* What a layer keeps of one draft step. All F32. */
@@ -39,7 +40,7 @@ typedef struct mtp__saved_draft {
 struct mtp__step {
     mtp_context *context;
     mtp_drafter *drafter;
-    mtp_view table; /* the verifier's embedding [V, Hb] */
+    mtp_view table; /* the verifier's embedding [V, Hb], host */
     mtp_step_config config;
     mtp__step_mode mode;
     int64_t Rc;           /* rows of a chunk */
@@ -53,6 +54,9 @@ struct mtp__step {
     /* The chunk's rows, device I32 [Rc]. */
     mtp_view tokens, places, positions, doc_begin, key_end, key_begin[MTP_LAYER_TYPES];
     mtp_view cos[MTP_LAYER_TYPES], sin[MTP_LAYER_TYPES]; /* [Rc, D/2] */
+
+    mtp__stage stage;             /* what is brought from host memory */
+    mtp_view kv[MTP_LAYER_TYPES]; /* of the batch, [B * S, 2, NKV, D] */
 
     /* Scratch of the forward pass: the MLP's activation [Rc, I]. */
     mtp_view act;
@@ -90,7 +94,8 @@ struct mtp__step {
 /* Lay the step out in `arena` (measuring or real). With a measuring arena step->drafts may be filled with NULL data. */
 mtp_status mtp__step_layout(mtp__step *step, const mtp_drafter_config *config, mtp__arena *arena);
 
-/* lib/model/forward.c: draft step k of the chunk: from tokens (device, step->tokens) and state_k to n_k. */
+/* lib/model/forward.c: draft step k of the chunk: from tokens (step->tokens and, on the host, step->host_ids) and
+ * state_k to n_k. */
 mtp_status mtp__step_begin_chunk(mtp__step *step);
 mtp_status mtp__step_forward(mtp__step *step, int32_t k);
 /* state_{k+1} = post_projection(n_k) into `state` [Rc, Hb]. */
