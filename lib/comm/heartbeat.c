@@ -52,7 +52,7 @@ void mtp__heartbeat_name(mtp_store *store, const char *prefix, int rank, mtp__te
     free(name);
 }
 
-/* ---- the thread ------------------------------------------------------------------------------------------------- */
+/* ---- the thread -------------------------------------------------------------------------------------------------- */
 
 /* The store does not answer: nothing can be learnt any more. */
 static bool store_lost(mtp__heartbeat *own)
@@ -158,8 +158,7 @@ static void *work(void *argument)
     return NULL;
 }
 
-/* ---- start and stop ------------------------------------------------------------------------------------------------
- */
+/* ---- start and stop ---------------------------------------------------------------------------------------------- */
 
 static mtp_status introduce(mtp__heartbeat *own)
 {

@@ -1,16 +1,13 @@
 /* Protects: mtprun: the environment of ranks is exactly what is documented; lines, logs, exit codes and the summary of
  * a failure are right; signals reach all; a rank that fails takes the others with it or starts all again; nothing that
- * a rank started outlives the run; machines find each other. */
+ * a rank started outlives the run. */
 #include "support.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "comm/net.h"
+#include "background.h"
 #include "mtp/comm.h"
 
 #define mtprun(...) test_execute((const char *const[]){MTP_TEST_LAUNCHER, __VA_ARGS__, NULL})
@@ -60,7 +57,7 @@ static void environment(void **state)
         char start[8];
         snprintf(start, sizeof start, "\n[%d] ", rank);
         /* these and no others */
-        assert_int_equal(count_of(text, start), 17);
+        assert_int_equal(count_of(text, start), 19);
         assert_line(text, "[%d] KEPT=yes", rank);
         assert_line(text, "[%d] RANK=%d", rank, rank);
         assert_line(text, "[%d] LOCAL_RANK=%d", rank, rank);
@@ -75,6 +72,8 @@ static void environment(void **state)
         assert_line(text, "[%d] TORCHELASTIC_RESTART_COUNT=0", rank);
         assert_line(text, "[%d] TORCHELASTIC_MAX_RESTARTS=4", rank);
         assert_line(text, "[%d] TORCHELASTIC_RUN_ID=job", rank);
+        assert_line(text, "[%d] MTP_COMM_TIME_LIMIT=60", rank);
+        assert_line(text, "[%d] MTP_COMM_HEARTBEAT=5", rank);
     }
     assert_int_equal(count_of(text, "] MTP_RDZV_ENDPOINT=127.0.0.1:"), 3);
     assert_int_equal(count_of(text, "] MTP_RDZV_SECRET="), 3);
@@ -106,10 +105,12 @@ static void wrong_usage(void **state)
         {{NULL}, "no program"},
         {{"--nproc-per-node", "2"}, "no program"},
         {{"--nproc-per-nod", "2", "true"}, "did you mean '--nproc-per-node'"},
-        {{"--nproc_per_node=0", "true"}, "from 1 to 1024, auto or cpu"},
-        {{"--nproc-per-node=gpu", "true"}, "no CUDA"},
+        {{"--nproc_per_node=0", "true"}, "from 1 to 1024, gpu, cpu or auto"},
         {{"--nnodes=x", "true"}, "N or MIN:MAX"},
-        {{"--nnodes=1:2", "true"}, "fixed number"},
+        {{"--nnodes=2:1", "true"}, "N or MIN:MAX"},
+        {{"--nnodes=1:2", "true"}, "--node-rank"},
+        {{"--time-limit=10", "--heartbeat=4", "true"}, "at most a third"},
+        {{"--heartbeat=-1", "true"}, "--heartbeat is '-1'"},
         {{"--nnodes=2", "true"}, "--node-rank"},
         {{"--nnodes=2", "--node-rank=0", "true"}, "--rdzv-endpoint"},
         {{"--nnodes=2", "--node-rank=0", "--rdzv-endpoint=127.0.0.1:4000", "true"}, "MTP_RDZV_SECRET"},
@@ -215,27 +216,6 @@ static void output(void **state)
 
 /* ---- failures ------------------------------------------------------------------------------------------------- */
 
-/* Whether a process whose number stands in a file is gone, or goes within some seconds. */
-static bool gone(const char *path)
-{
-    char *text = test_read(path, NULL);
-    const pid_t pid = (pid_t)atoi(text);
-    free(text);
-    assert_true(pid > 0);
-    for (int i = 0; i < 500; i++) {
-        char state_path[64], state = 'X';
-        snprintf(state_path, sizeof state_path, "/proc/%d/stat", (int)pid);
-        FILE *file = fopen(state_path, "r");
-        if (!file) return true;
-        /* a zombie nobody has waited for is gone as well */
-        const bool read = fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
-        fclose(file);
-        if (read && state == 'Z') return true;
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-    }
-    return false;
-}
-
 static void failures(void **state)
 {
     (void)state;
@@ -250,7 +230,7 @@ static void failures(void **state)
     assert_code(&run, 3);
     assert_says(run.err, "First to fail: rank 1 on ");
     assert_says(run.err, "exit code 3. Its last lines:\n  [1] begun\n  [1] the reason\n");
-    for (int rank = 0; rank < 3; rank++) assert_true(gone(test_path("%s/child%d", dir, rank)));
+    for (int rank = 0; rank < 3; rank++) assert_true(test_process_gone(test_path("%s/child%d", dir, rank)));
     test_run_free(&run);
 
     run = mtprun("--nproc-per-node=2", "sh", "-c", "[ $RANK = 0 ] && kill -9 $$; sleep 300");
@@ -264,6 +244,29 @@ static void failures(void **state)
     run = mtprun("--nproc-per-node=2", "--stop-seconds=1", "sh", "-c",
                  "trap '' TERM; [ $RANK = 0 ] && sleep 0.3 && exit 5; while true; do sleep 0.1; done");
     assert_code(&run, 5);
+    test_run_free(&run);
+}
+
+/* A stopped process ends of nothing: it is killed after the time limit, with what it started; the others start again.
+ */
+static void stopped(void **state)
+{
+    (void)state;
+    const char *dir = test_dir();
+    const char *script = test_path("[ $TORCHELASTIC_RESTART_COUNT = 1 ] && echo again && exit 0; "
+                                   "echo $$ > %s/p$RANK; [ $RANK = 1 ] && kill -STOP $$; sleep 300",
+                                   dir);
+    test_run run = mtprun("--nproc-per-node=2", "--time-limit=1", "--max-restarts=1", "sh", "-c", script);
+    assert_code(&run, 0);
+    assert_says(run.err, "rank 1 (");
+    assert_says(run.err, "stopped for 1 s (SIGSTOP or such), so killed; stopping the others");
+    assert_says(run.out, "[1] again");
+    for (int rank = 0; rank < 2; rank++) assert_true(test_process_gone(test_path("%s/p%d", dir, rank)));
+    test_run_free(&run);
+    /* one that goes on in time has only been slow */
+    run = mtprun("--time-limit=20", "sh", "-c", "(sleep 0.5; kill -CONT $$) & kill -STOP $$; wait; echo went on");
+    assert_code(&run, 0);
+    assert_says(run.out, "went on");
     test_run_free(&run);
 }
 
@@ -287,56 +290,6 @@ static void restarts(void **state)
 
 /* ---- signals -------------------------------------------------------------------------------------------------- */
 
-/* Start without waiting; its output goes to a file. */
-static pid_t start(const char *output_path, const char *const *argv)
-{
-    const pid_t pid = fork();
-    if (pid == 0) {
-        const int fd = open(output_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-        dup2(fd, 1);
-        dup2(fd, 2);
-        execv(argv[0], (char *const *)argv);
-        _exit(127);
-    }
-    assert_true(pid > 0);
-    return pid;
-}
-
-static void wait_for_file(const char *path)
-{
-    for (int i = 0; i < 1000; i++) {
-        if (access(path, F_OK) == 0) return;
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-    }
-    fail_msg("%s did not appear", path);
-}
-
-static void wait_for_text(const char *path, const char *part)
-{
-    bool there = false;
-    for (int i = 0; i < 1000 && !there; i++) {
-        char *text = test_read(path, NULL);
-        there = strstr(text, part) != NULL;
-        free(text);
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-    }
-    if (!there) fail_msg("%s does not say \"%s\"", path, part);
-}
-
-static int code_of(pid_t pid)
-{
-    int status;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-static void assert_file_says(const char *path, const char *part)
-{
-    char *text = test_read(path, NULL);
-    assert_says(text, part);
-    free(text);
-}
-
 static void interrupt(void **state)
 {
     (void)state;
@@ -346,24 +299,24 @@ static void interrupt(void **state)
         const char *script = test_path("trap 'echo saved; exit 0' INT TERM; touch %s/up%d.$RANK; "
                                        "while true; do sleep 0.05; done",
                                        dir, i);
-        const pid_t pid = start(out, (const char *const[]){MTP_TEST_LAUNCHER, "--nproc-per-node=2", "--max-restarts=5",
-                                                           "sh", "-c", script, NULL});
-        for (int rank = 0; rank < 2; rank++) wait_for_file(test_path("%s/up%d.%d", dir, i, rank));
+        const pid_t pid = test_start(out, (const char *const[]){MTP_TEST_LAUNCHER, "--nproc-per-node=2",
+                                                                "--max-restarts=5", "sh", "-c", script, NULL});
+        for (int rank = 0; rank < 2; rank++) test_wait_for_file(test_path("%s/up%d.%d", dir, i, rank));
         kill(pid, numbers[i]);
-        assert_int_equal(code_of(pid), 130);
-        assert_file_says(out, "[0] saved");
-        assert_file_says(out, "[1] saved");
+        assert_int_equal(test_end(pid), 130);
+        test_file_says(out, "[0] saved");
+        test_file_says(out, "[1] saved");
     }
     /* the second signal */
     const char *script = test_path("trap '' INT TERM; touch %s/deaf; while true; do sleep 0.05; done", dir);
-    const pid_t pid = start(out, (const char *const[]){MTP_TEST_LAUNCHER, "sh", "-c", script, NULL});
-    wait_for_file(test_path("%s/deaf", dir));
+    const pid_t pid = test_start(out, (const char *const[]){MTP_TEST_LAUNCHER, "sh", "-c", script, NULL});
+    test_wait_for_file(test_path("%s/deaf", dir));
     kill(pid, SIGTERM);
     /* two signals of a kind that nobody has taken yet are one */
-    wait_for_text(out, "passed on to all ranks");
+    test_wait_for_text(out, "passed on to all ranks");
     assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
     kill(pid, SIGTERM);
-    assert_int_equal(code_of(pid), 130);
+    assert_int_equal(test_end(pid), 130);
 }
 
 /* mtprun itself is killed: its ranks do not live on. */
@@ -374,59 +327,11 @@ static void launcher_killed(void **state)
     const char *script = test_path(
         "echo $$ > %s/p$RANK.tmp; mv %s/p$RANK.tmp %s/p$RANK; while true; do sleep 0.05; done", dir, dir, dir);
     const pid_t pid =
-        start(out, (const char *const[]){MTP_TEST_LAUNCHER, "--nproc-per-node=2", "sh", "-c", script, NULL});
-    for (int rank = 0; rank < 2; rank++) wait_for_file(test_path("%s/p%d", dir, rank));
+        test_start(out, (const char *const[]){MTP_TEST_LAUNCHER, "--nproc-per-node=2", "sh", "-c", script, NULL});
+    for (int rank = 0; rank < 2; rank++) test_wait_for_file(test_path("%s/p%d", dir, rank));
     kill(pid, SIGKILL);
-    code_of(pid);
-    for (int rank = 0; rank < 2; rank++) assert_true(gone(test_path("%s/p%d", dir, rank)));
-}
-
-/* ---- several machines, here on one ---------------------------------------------------------------------------- */
-
-static const char *free_endpoint(void)
-{
-    int fd, port;
-    assert_ok(mtp__net_listen("127.0.0.1", 0, &fd, &port));
-    close(fd);
-    return test_path("127.0.0.1:%d", port);
-}
-
-static void two_nodes(void **state)
-{
-    (void)state;
-    const char *dir = test_dir(), *endpoint = free_endpoint();
-    const char *outs[2] = {test_path("%s/node0", dir), test_path("%s/node1", dir)};
-    const char *const script = "echo rank $RANK of $WORLD_SIZE node $GROUP_RANK local $LOCAL_RANK port $MASTER_PORT; "
-                               "[ $RANK = 2 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 7; "
-                               "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && sleep 300; exit 0";
-    pid_t pids[2];
-    setenv("MTP_RDZV_SECRET", "a secret of the test", 1);
-    for (int node = 1; node >= 0; node--)
-        pids[node] =
-            start(outs[node], (const char *const[]){MTP_TEST_LAUNCHER, "--nnodes=2", test_path("--node-rank=%d", node),
-                                                    test_path("--nproc-per-node=%d", node + 1), "--rdzv-endpoint",
-                                                    endpoint, "--max-restarts=1", "sh", "-c", script, NULL});
-    for (int node = 0; node < 2; node++)
-        if (code_of(pids[node]) != 0) fail_msg("node %d: %s", node, test_read(outs[node], NULL));
-    assert_file_says(outs[0], "[0] rank 0 of 3 node 0 local 0 port ");
-    assert_file_says(outs[1], "[1] rank 1 of 3 node 1 local 0 port ");
-    assert_file_says(outs[1], "[2] rank 2 of 3 node 1 local 1 port ");
-    assert_file_says(outs[0], "another machine reports rank 2 ");
-    assert_file_says(outs[0], "restart 1 of 1");
-
-    /* one with another secret stays outside */
-    const pid_t host =
-        start(outs[0], (const char *const[]){MTP_TEST_LAUNCHER, "--nnodes=2", "--node-rank=0", "--rdzv-endpoint",
-                                             endpoint, "--join-seconds=3", "true", NULL});
-    setenv("MTP_RDZV_SECRET", "another secret", 1);
-    test_run run = mtprun("--nnodes=2", "--node-rank=1", "--rdzv-endpoint", endpoint, "true");
-    unsetenv("MTP_RDZV_SECRET");
-    assert_code(&run, 2);
-    assert_says(run.err, "MTP_RDZV_SECRET");
-    assert_int_equal(code_of(host), 1);
-    assert_file_says(outs[0], "refused 127.0.0.1");
-    assert_file_says(outs[0], "node 1 of 2 did not come within 3 s");
-    test_run_free(&run);
+    test_end(pid);
+    for (int rank = 0; rank < 2; rank++) assert_true(test_process_gone(test_path("%s/p%d", dir, rank)));
 }
 
 /* ---- what the environment is for ------------------------------------------------------------------------------ */
@@ -467,7 +372,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(environment),     cmocka_unit_test(wrong_usage), cmocka_unit_test(programs),
         cmocka_unit_test(output),          cmocka_unit_test(failures),    cmocka_unit_test(restarts),
-        cmocka_unit_test(interrupt),       cmocka_unit_test(collectives), cmocka_unit_test(two_nodes),
+        cmocka_unit_test(interrupt),       cmocka_unit_test(collectives), cmocka_unit_test(stopped),
         cmocka_unit_test(launcher_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -16,7 +16,7 @@ enum { RANKS = 3, VICTIM = 1, WRONG = 3 };
 
 static const char secret[] = "a secret of the test";
 
-/* ---- the mask of a thread --------------------------------------------------------------------------------------- */
+/* ---- the mask of a thread ---------------------------------------------------------------------------------------- */
 
 static void write_to_nobody(void)
 {
@@ -70,7 +70,7 @@ static void mask(void **state)
     assert_int_equal(pthread_sigmask(SIG_UNBLOCK, &set, NULL), 0);
 }
 
-/* ---- a death ---------------------------------------------------------------------------------------------------- */
+/* ---- a death ----------------------------------------------------------------------------------------------------- */
 
 /* In a process of its own: this one must fork, so it may not have threads. */
 static pid_t host_store(int *port)

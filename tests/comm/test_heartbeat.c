@@ -93,8 +93,7 @@ static void assert_all(const int status[RANKS])
         if (rank != VICTIM && status[rank] != 0) fail_msg("rank %d has status %x", rank, (unsigned)status[rank]);
 }
 
-/* ---- lost ranks ---------------------------------------------------------------------------------------------------
- */
+/* ---- lost ranks -------------------------------------------------------------------------------------------------- */
 
 static int expect_loss(mtp_comm *comm, const told *failure)
 {
@@ -151,8 +150,7 @@ static void lost(void **state)
     assert_all(status);
 }
 
-/* ---- no loss ------------------------------------------------------------------------------------------------------
- */
+/* ---- no loss ----------------------------------------------------------------------------------------------------- */
 
 /* Rank 0, which hosts the store, comes to its end first; then rank 1; rank 2 goes on for longer than the limit. */
 static int leave_in_turn(mtp_comm *comm, told *failure)

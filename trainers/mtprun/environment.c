@@ -6,7 +6,7 @@
 
 #include "plan.h"
 
-enum { NUM_SET = 16 };
+enum { NUM_SET = 18 };
 
 /* What a rank must not inherit: torchrun's own store, which is not here; and whatever is set anew below. */
 static bool inherited(const char *setting, char *const *made, int count)
@@ -45,8 +45,8 @@ char **environment_make(const options *own, const plan *now, int local_rank)
     put(made, &count, "WORLD_SIZE=%d", now->world_size);
     put(made, &count, "LOCAL_WORLD_SIZE=%d", own->num_ranks);
     put(made, &count, "NODE_RANK=%d", own->node_rank);
-    put(made, &count, "GROUP_RANK=%d", own->node_rank);
-    put(made, &count, "GROUP_WORLD_SIZE=%d", own->num_nodes);
+    put(made, &count, "GROUP_RANK=%d", now->group_rank);
+    put(made, &count, "GROUP_WORLD_SIZE=%d", now->group_size);
     put(made, &count, "ROLE_RANK=%d", rank);
     put(made, &count, "MASTER_ADDR=%s", now->master_addr);
     put(made, &count, "MASTER_PORT=%d", now->master_port);
@@ -55,6 +55,8 @@ char **environment_make(const options *own, const plan *now, int local_rank)
     put(made, &count, "TORCHELASTIC_RUN_ID=%s", own->run_id);
     put(made, &count, "MTP_RDZV_ENDPOINT=%s", now->endpoint);
     put(made, &count, "MTP_RDZV_SECRET=%s", now->secret);
+    put(made, &count, "MTP_COMM_TIME_LIMIT=%g", own->time_limit);
+    put(made, &count, "MTP_COMM_HEARTBEAT=%g", own->heartbeat);
     const char *threads = getenv("OMP_NUM_THREADS");
     const int each = own->num_cores / own->num_ranks;
     if (threads && *threads)

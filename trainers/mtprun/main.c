@@ -28,7 +28,8 @@ typedef struct launch {
     int64_t kill_at; /* milliseconds */
     node_end end;    /* of this attempt; NODE_RUNS until something happened */
     int code;
-    const rank *failed; /* the first one here */
+    const rank *failed;     /* the first one here */
+    char reason[NODE_TEXT]; /* what another machine says */
 } launch;
 
 static int64_t now_ms(void)
@@ -65,6 +66,8 @@ static void take_signals(launch *run)
         if (++run->interrupts == 1) {
             say("%s: passed on to all ranks; once more kills them", strsignal(number));
             ranks_signal(run->ranks, run->own.num_ranks, number == SIGHUP ? SIGTERM : number);
+            /* one that is stopped sees it when it goes on */
+            ranks_signal(run->ranks, run->own.num_ranks, SIGCONT);
         } else {
             say("%s again: killing all ranks", strsignal(number));
             ranks_signal(run->ranks, run->own.num_ranks, SIGKILL);
@@ -110,17 +113,17 @@ static void note_failed(launch *run, const rank *failed)
 /* What other machines say. */
 static void look_around(launch *run)
 {
-    char text[512];
     int code = 1;
     if (run->end != NODE_RUNS) return;
-    const node_end end = nodes_look(&run->all, run->now.attempt, &code, text, sizeof text);
+    const node_end end = nodes_look(&run->all, run->now.attempt, &code, run->reason, sizeof run->reason);
     if (end == NODE_RUNS || end == NODE_DONE) return;
     run->end = end;
     run->code = end == NODE_INTERRUPTED ? INTERRUPTED : code;
     if (end == NODE_LOST)
         say("node 0, which hosts the store at %s, is lost: the run ends", run->all.endpoint);
     else
-        say("another machine %s%s; stopping the ranks here", end == NODE_FAILED ? "reports " : "was interrupted", text);
+        say("another machine %s%s; stopping the ranks here", end == NODE_FAILED ? "reports: " : "was interrupted",
+            run->reason);
     stop_ranks(run);
 }
 
@@ -133,7 +136,7 @@ static void poll_once(launch *run)
         run->polls[1 + 2 * i] = (struct pollfd){.fd = run->ranks[i].out.fd, .events = POLLIN};
         run->polls[2 + 2 * i] = (struct pollfd){.fd = run->ranks[i].err.fd, .events = POLLIN};
     }
-    const bool timed = run->stopping || run->own.num_nodes > 1;
+    const bool timed = run->stopping || run->own.num_nodes > 1 || ranks_stopped(run->ranks, count);
     if (poll(run->polls, 1 + 2 * (nfds_t)count, timed ? LOOK_MS : -1) <= 0) return;
     for (int i = 0; i < count; i++) {
         if (run->polls[1 + 2 * i].revents) stream_read(&run->ranks[i].out);
@@ -151,7 +154,7 @@ static void watch(launch *run)
             told = true;
             nodes_report(&run->all, run->now.attempt, NODE_INTERRUPTED, INTERRUPTED, "");
         }
-        const rank *failed = ranks_reap(run->ranks, run->own.num_ranks);
+        const rank *failed = ranks_reap(run->ranks, run->own.num_ranks, run->own.time_limit);
         if (failed) note_failed(run, failed);
         if (run->own.num_nodes > 1) look_around(run);
         if (run->stopping && now_ms() >= run->kill_at) ranks_signal(run->ranks, run->own.num_ranks, SIGKILL);
@@ -161,11 +164,10 @@ static void watch(launch *run)
 /* All ended well here: so do the others, or we start again with them. */
 static void wait_for_others(launch *run)
 {
-    char text[512];
     nodes_report(&run->all, run->now.attempt, NODE_DONE, 0, NULL);
     while (run->own.num_nodes > 1 && run->end == NODE_RUNS && !interrupted(run)) {
         int code;
-        if (nodes_look(&run->all, run->now.attempt, &code, text, sizeof text) == NODE_DONE) break;
+        if (nodes_look(&run->all, run->now.attempt, &code, run->reason, sizeof run->reason) == NODE_DONE) break;
         look_around(run);
         nanosleep(&(struct timespec){.tv_nsec = LOOK_MS * 1000000L}, NULL);
     }
@@ -176,13 +178,15 @@ static void wait_for_others(launch *run)
 static void attempt_once(launch *run, int attempt)
 {
     run->failed = NULL;
+    run->reason[0] = '\0';
     run->stopping = false;
     run->code = 1;
-    run->end = nodes_join(&run->all, attempt, &run->now, interrupted, run);
+    const node_stop stop = {.wanted = interrupted, .user = run};
+    run->end = nodes_join(&run->all, attempt, &run->now, stop, &run->code);
     if (run->end != NODE_RUNS) return;
     if (!ranks_start(run->ranks, &run->own, &run->now)) {
         run->end = NODE_FAILED;
-        nodes_report(&run->all, attempt, NODE_FAILED, 1, "a machine that cannot start its ranks");
+        nodes_report(&run->all, run->now.attempt, NODE_FAILED, 1, "a machine that cannot start its ranks");
         return;
     }
     watch(run);
@@ -197,7 +201,10 @@ static void attempt_once(launch *run, int attempt)
 static void print_summary(const launch *run)
 {
     char what[64], host[HOST_LETTERS] = "?";
-    if (!run->failed) return;
+    if (!run->failed) {
+        if (run->reason[0]) say("failed after %d restart(s): %s", run->now.attempt, run->reason);
+        return;
+    }
     gethostname(host, sizeof host - 1);
     ranks_describe(run->failed, what, sizeof what);
     say("failed after %d restart(s). First to fail: rank %d on %s (node %d, local rank %d): %s. Its last lines:",
@@ -207,17 +214,19 @@ static void print_summary(const launch *run)
 
 static int run_attempts(launch *run)
 {
-    for (int attempt = 0;; attempt++) {
+    /* a machine that comes late begins with a later attempt */
+    for (int attempt = 0;; attempt = run->now.attempt + 1) {
         attempt_once(run, attempt);
         if (run->end == NODE_DONE) return 0;
         if (run->end == NODE_INTERRUPTED) return INTERRUPTED;
+        if (run->end == NODE_OVER) return run->code;
         /* a program that never ran does not run the next time */
         const bool ran = run->failed || (run->own.num_nodes > 1 && run->now.world_size > 0);
-        if (run->end == NODE_LOST || !ran || attempt == run->own.max_restarts) {
+        if (run->end == NODE_LOST || !ran || run->now.attempt >= run->own.max_restarts) {
             print_summary(run);
             return run->code;
         }
-        say("starting all ranks again, restart %d of %d", attempt + 1, run->own.max_restarts);
+        say("starting all ranks again, restart %d of %d", run->now.attempt + 1, run->own.max_restarts);
     }
 }
 
@@ -248,7 +257,7 @@ int main(int argc, char **argv)
             code = run_attempts(&run);
         }
     }
-    nodes_close(&run.all);
+    nodes_close(&run.all, code);
     free(run.ranks);
     free(run.polls);
     return code;

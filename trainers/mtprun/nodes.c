@@ -1,26 +1,22 @@
 #include "nodes.h"
 
-#include <errno.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "say.h"
 
 static const double store_seconds = 20; /* for one exchange with the store */
 
-static double now_seconds(void)
+double nodes_now(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/* ---- opening -------------------------------------------------------------------------------------------------- */
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 /* "host:port", where port may be 0; brackets around an IPv6 address. */
 static bool split(const char *endpoint, char *host, int *port)
@@ -80,6 +76,9 @@ int nodes_open(nodes *all, const options *own)
     }
     snprintf(all->endpoint, sizeof all->endpoint, strchr(all->host, ':') ? "[%s]:%d" : "%s:%d", all->host, port);
     if (own->num_nodes == 1) return 0;
+    all->all = calloc((size_t)own->num_nodes, sizeof *all->all);
+    if (!all->all) return say("error: out of memory"), 1;
+    if (mtp_store_make_secret(all->incarnation) != MTP_OK) return say_failure();
     if (own->node_rank != 0) say("waiting for node 0 at %s", all->endpoint);
     if (mtp_store_connect(all->endpoint, all->secret, own->node_rank ? own->join_seconds : store_seconds,
                           &all->store) != MTP_OK)
@@ -87,164 +86,149 @@ int nodes_open(nodes *all, const options *own)
     return 0;
 }
 
-/* ---- one attempt ---------------------------------------------------------------------------------------------- */
+/* ---- keys and signs of life -------------------------------------------------------------------------------------- */
 
-/* A port nobody listens on now. 0 and a message when there is none. */
-static int free_port(void)
+void nodes_key(const nodes *all, const char *name, char key[NODE_KEY])
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
-    socklen_t length = sizeof address;
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int port = 0;
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
-        getsockname(fd, (struct sockaddr *)&address, &length) == 0)
-        port = ntohs(address.sin_port);
-    if (port == 0) say("error: no free port for MASTER_PORT: %s", strerror(errno));
-    if (fd >= 0) close(fd);
-    return port;
+    snprintf(key, NODE_KEY, "mtprun/%s/%s", all->own->run_id, name);
 }
 
-static void make_key(const nodes *all, int attempt, const char *name, char key[300])
+void nodes_attempt_key(const nodes *all, int attempt, const char *name, char key[NODE_KEY])
 {
-    snprintf(key, 300, "mtprun/%s/%d/%s", all->own->run_id, attempt, name);
+    snprintf(key, NODE_KEY, "mtprun/%s/%d/%s", all->own->run_id, attempt, name);
 }
 
-/* A value of another node, waited for in steps so that signals are seen. */
-static node_end wait_value(nodes *all, int attempt, const char *name, double deadline, char value[512],
-                           bool (*stop)(void *), void *user)
+static bool count_beats(nodes *all, int rank, int64_t amount, int64_t *beats)
 {
-    char key[300];
-    make_key(all, attempt, name, key);
-    for (;;) {
-        void *got;
-        if (stop(user)) return NODE_INTERRUPTED;
-        const mtp_status status = mtp_store_get(all->store, key, 0.2, &got, NULL);
-        if (status == MTP_OK) {
-            snprintf(value, 512, "%s", (char *)got);
-            free(got);
-            return NODE_RUNS;
-        }
-        if (status != MTP_E_NOT_FOUND) {
-            say("node 0, which hosts the store, is lost: %s", mtp_last_error()->message);
-            return NODE_LOST;
-        }
-        if (now_seconds() > deadline) return NODE_FAILED;
-    }
+    char key[NODE_KEY], name[32];
+    snprintf(name, sizeof name, "beat/%d", rank);
+    nodes_key(all, name, key);
+    return mtp_store_add(all->store, key, amount, beats) == MTP_OK;
 }
 
-static bool set_value(nodes *all, int attempt, const char *name, const char *value)
+bool nodes_observe(nodes *all, int rank)
 {
-    char key[300];
-    make_key(all, attempt, name, key);
-    if (mtp_store_set(all->store, key, value, strlen(value)) == MTP_OK) return true;
-    say("error: %s", mtp_last_error()->message);
-    return false;
+    node *one = &all->all[rank];
+    int64_t beats;
+    if (!count_beats(all, rank, 0, &beats)) return false;
+    if (beats != one->beats) one->changed = nodes_now();
+    one->beats = beats;
+    return true;
 }
 
-/* Every node says how many ranks it has; each sums up those before it. */
-static node_end number_ranks(nodes *all, int attempt, plan *now, double deadline, bool (*stop)(void *), void *user)
-{
-    char name[32], value[512];
-    snprintf(name, sizeof name, "node/%d", all->own->node_rank);
-    snprintf(value, sizeof value, "%d", all->own->num_ranks);
-    if (!set_value(all, attempt, name, value)) return NODE_FAILED;
-    for (int node = 0; node < all->own->num_nodes; node++) {
-        snprintf(name, sizeof name, "node/%d", node);
-        const node_end end = wait_value(all, attempt, name, deadline, value, stop, user);
-        if (end == NODE_FAILED)
-            say("error: node %d of %d did not come within %g s", node, all->own->num_nodes, all->own->join_seconds);
-        if (end != NODE_RUNS) return end;
-        const int ranks = atoi(value);
-        if (node < all->own->node_rank) now->first_rank += ranks;
-        now->world_size += ranks;
-    }
-    return NODE_RUNS;
-}
-
-node_end nodes_join(nodes *all, int attempt, plan *now, bool (*stop)(void *), void *user)
+bool nodes_beat(nodes *all)
 {
     const options *own = all->own;
-    const double deadline = now_seconds() + own->join_seconds;
-    char value[512];
-    *now = (plan){.attempt = attempt, .master_port = own->master_port};
-    snprintf(now->master_addr, sizeof now->master_addr, "%s", own->master_addr ? own->master_addr : all->host);
-    snprintf(now->endpoint, sizeof now->endpoint, "%s", all->endpoint);
-    snprintf(now->secret, sizeof now->secret, "%s", all->secret);
-    if (own->node_rank == 0 && now->master_port == 0 && (now->master_port = free_port()) == 0) return NODE_FAILED;
-    if (own->num_nodes == 1) {
-        now->world_size = own->num_ranks;
-        return NODE_RUNS;
+    const double now = nodes_now(), since = now - all->last_beat;
+    int64_t beats;
+    if (since < own->heartbeat) return true;
+    if (!count_beats(all, own->node_rank, 1, &beats)) return false;
+    for (int rank = 1; own->node_rank == 0 && rank < own->num_nodes; rank++) {
+        /* this process itself was stopped: what it has not seen is nobody's fault */
+        if (since > 2 * own->heartbeat + 1 && all->last_beat > 0) all->all[rank].changed = now;
+        if (!nodes_observe(all, rank)) return false;
     }
-    const node_end end = number_ranks(all, attempt, now, deadline, stop, user);
-    if (end != NODE_RUNS) return end;
-    all->met = true;
-    if (own->node_rank == 0) {
-        snprintf(value, sizeof value, "%d %s", now->master_port, now->master_addr);
-        return set_value(all, attempt, "master", value) ? NODE_RUNS : NODE_FAILED;
-    }
-    const node_end got = wait_value(all, attempt, "master", deadline, value, stop, user);
-    if (got == NODE_FAILED) say("error: node 0 did not say where the master is within %g s", own->join_seconds);
-    if (got == NODE_RUNS) {
-        char *address;
-        now->master_port = (int)strtol(value, &address, 10);
-        snprintf(now->master_addr, sizeof now->master_addr, "%s", *address ? address + 1 : "");
-    }
-    return got;
+    all->last_beat = now;
+    return true;
 }
+
+bool nodes_silent(const nodes *all, int rank, double seconds)
+{
+    return rank != 0 && nodes_now() - all->all[rank].changed >= seconds;
+}
+
+/* ---- how an attempt ends ----------------------------------------------------------------------------------------- */
 
 void nodes_report(nodes *all, int attempt, node_end end, int code, const char *text)
 {
-    char key[300], value[512];
+    char key[NODE_KEY], value[NODE_TEXT];
     int64_t count = 0;
     if (!all->store) return;
     if (end == NODE_DONE) {
-        make_key(all, attempt, "done", key);
+        nodes_attempt_key(all, attempt, "done", key);
         (void)mtp_store_add(all->store, key, 1, &count); /* a lost store is seen by the next look */
         return;
     }
     /* the first failure is the one that counts */
-    make_key(all, attempt, "ends", key);
+    nodes_attempt_key(all, attempt, "ends", key);
     if (mtp_store_add(all->store, key, 1, &count) != MTP_OK || count != 1) return;
-    make_key(all, attempt, "end", key);
+    nodes_attempt_key(all, attempt, "end", key);
     snprintf(value, sizeof value, "%c %d %s", end == NODE_INTERRUPTED ? 'I' : 'F', code, text ? text : "");
     (void)mtp_store_set(all->store, key, value, strlen(value));
 }
 
+/* Node 0: a machine of this attempt that gives no sign of life ends it. */
+static void report_silent(nodes *all, int attempt)
+{
+    char text[NODE_TEXT];
+    const options *own = all->own;
+    if (own->node_rank != 0) return;
+    for (int rank = 1; rank < own->num_nodes; rank++) {
+        const node *one = &all->all[rank];
+        if (!one->takes_part || !nodes_silent(all, rank, own->time_limit - own->heartbeat)) continue;
+        snprintf(text, sizeof text, "machine %d (%s) has given no sign of life for %.0f s: it is lost", rank, one->host,
+                 nodes_now() - one->changed);
+        nodes_report(all, attempt, NODE_FAILED, 1, text);
+        return;
+    }
+}
+
+static node_end read_end(void *got, int *code, char *text, size_t size)
+{
+    const char *value = got;
+    char *rest;
+    const bool interrupted = value[0] == 'I';
+    *code = (int)strtol(strlen(value) > 2 ? value + 2 : "1 ", &rest, 10);
+    snprintf(text, size, "%s", *rest ? rest + 1 : "");
+    free(got);
+    return interrupted ? NODE_INTERRUPTED : NODE_FAILED;
+}
+
 node_end nodes_look(nodes *all, int attempt, int *code, char *text, size_t size)
 {
-    char key[300];
+    char key[NODE_KEY];
     void *got = NULL;
     int64_t done = 0;
     if (!all->store) return NODE_RUNS;
-    make_key(all, attempt, "end", key);
+    if (!nodes_beat(all)) return NODE_LOST;
+    report_silent(all, attempt);
+    nodes_attempt_key(all, attempt, "end", key);
     const mtp_status status = mtp_store_get(all->store, key, 0, &got, NULL);
-    if (status == MTP_OK) {
-        const char *value = got;
-        char *rest;
-        const bool interrupted = value[0] == 'I';
-        *code = (int)strtol(strlen(value) > 2 ? value + 2 : "1 ", &rest, 10);
-        snprintf(text, size, "%s", *rest ? rest + 1 : "");
-        free(got);
-        return interrupted ? NODE_INTERRUPTED : NODE_FAILED;
-    }
-    make_key(all, attempt, "done", key);
+    if (status == MTP_OK) return read_end(got, code, text, size);
+    nodes_attempt_key(all, attempt, "done", key);
     if (status != MTP_E_NOT_FOUND || mtp_store_add(all->store, key, 0, &done) != MTP_OK) return NODE_LOST;
-    return done == all->own->num_nodes ? NODE_DONE : NODE_RUNS;
+    return done == all->members ? NODE_DONE : NODE_RUNS;
 }
 
-void nodes_close(nodes *all)
+/* How many of the other machines are there and have not left. */
+static int others_there(const nodes *all)
 {
-    if (all->store && all->met) {
+    int count = 0;
+    for (int rank = 1; rank < all->own->num_nodes; rank++)
+        count += all->all[rank].beats > 0 && !nodes_silent(all, rank, 3 * all->own->heartbeat);
+    return count;
+}
+
+void nodes_close(nodes *all, int code)
+{
+    char key[NODE_KEY], value[16];
+    int64_t left = 0;
+    if (all->store) {
         const bool host = all->own->node_rank == 0;
-        const double deadline = now_seconds() + all->own->stop_seconds + 5;
-        int64_t left = 0;
-        do {
-            if (mtp_store_add(all->store, "mtprun/left", host ? 0 : 1, &left) != MTP_OK || !host) break;
-            if (left >= all->own->num_nodes - 1) break;
+        const double deadline = nodes_now() + all->own->stop_seconds + 5;
+        nodes_key(all, "over", key);
+        snprintf(value, sizeof value, "%d", code);
+        if (host) (void)mtp_store_set(all->store, key, value, strlen(value));
+        for (int rank = 1; host && rank < all->own->num_nodes; rank++) (void)nodes_observe(all, rank);
+        nodes_key(all, "left", key);
+        /* one that has left beats no more: it stops to count on both sides, one a little later */
+        while (mtp_store_add(all->store, key, host ? 0 : 1, &left) == MTP_OK && host && nodes_beat(all)) {
+            if (left >= others_there(all) || nodes_now() > deadline) break;
             nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
-        } while (now_seconds() < deadline);
+        }
     }
     mtp_store_close(all->store);
     mtp_store_server_stop(all->server);
+    free(all->all);
     *all = (nodes){.own = NULL};
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "devices.h"
 #include "mtp/suggest.h"
 #include "mtp/version.h"
 #include "say.h"
@@ -25,7 +26,7 @@ typedef struct given {
     const char *nnodes, *nproc_per_node;
     int node_rank, master_port, max_restarts;
     const char *rdzv_endpoint, *rdzv_id, *master_addr, *log_dir, *redirects, *tee;
-    double stop_seconds, join_seconds;
+    double stop_seconds, join_seconds, last_call_seconds, time_limit, heartbeat;
     bool standalone, no_python, module, node_rank_given;
 } given;
 
@@ -34,9 +35,10 @@ typedef struct given {
         name, kind, offsetof(given, field), min, max, help \
     }
 static const option_row rows[] = {
-    ROW("nnodes", TEXT, nnodes, 0, 0, "N: how many machines; 1 unless given. MIN:MAX only with MIN = MAX"),
+    ROW("nnodes", TEXT, nnodes, 0, 0,
+        "N: how many machines; 1 unless given. MIN:MAX: each start takes those that are there"),
     ROW("nproc-per-node", TEXT, nproc_per_node, 0, 0,
-        "ranks on this machine: a number; auto or cpu: one a core; default 1"),
+        "ranks on this machine: a number; gpu or cpu: one each; auto: gpu where there are some, else cpu; default 1"),
     ROW("node-rank", NUMBER, node_rank, 0, RANKS_MAX,
         "which of the machines this is, from 0; needed when there are several"),
     ROW("rdzv-endpoint", TEXT, rdzv_endpoint, 0, 0, "HOST:PORT of the store, which node 0 hosts"),
@@ -53,6 +55,13 @@ static const option_row rows[] = {
     ROW("module", FLAG, module, 0, 0, "the program is a Python module: python3 -m; also -m"),
     ROW("stop-seconds", SECONDS, stop_seconds, 0, 86400, "from SIGTERM to SIGKILL when ranks are stopped; default 30"),
     ROW("join-seconds", SECONDS, join_seconds, 1, 86400, "how long machines wait for each other; default 600"),
+    ROW("last-call", SECONDS, last_call_seconds, 0, 86400,
+        "how long MIN machines wait for more, up to MAX; default 30"),
+    ROW("time-limit", SECONDS, time_limit, 0, 86400,
+        "how long a rank may be stopped, or a machine or a rank give no sign of life; default MTP_COMM_TIME_LIMIT, "
+        "or 60"),
+    ROW("heartbeat", SECONDS, heartbeat, 0, 86400,
+        "between signs of life, at most a third of that; default MTP_COMM_HEARTBEAT, or 5"),
 };
 #undef ROW
 enum { NUM_ROWS = (int)(sizeof rows / sizeof *rows), NAME_MAX_LETTERS = 64 };
@@ -67,8 +76,12 @@ static void print_help(void)
     printf(
         "\nEach rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, GROUP_RANK, GROUP_WORLD_SIZE,\n"
         "ROLE_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS,\n"
-        "TORCHELASTIC_RUN_ID, MTP_RDZV_ENDPOINT and MTP_RDZV_SECRET, and OMP_NUM_THREADS = cores / ranks unless it\n"
-        "is set. Several machines need the same MTP_RDZV_SECRET on all of them. For trusted networks only.\n\n"
+        "TORCHELASTIC_RUN_ID, MTP_RDZV_ENDPOINT, MTP_RDZV_SECRET, MTP_COMM_TIME_LIMIT and MTP_COMM_HEARTBEAT, and\n"
+        "OMP_NUM_THREADS = cores / ranks unless it is set. Several machines need the same MTP_RDZV_SECRET on all of\n"
+        "them. For trusted networks only.\n\n"
+        "With --nnodes MIN:MAX a machine that is lost ends the attempt; the next one (--max-restarts) takes the\n"
+        "machines that come within --last-call. One that comes later, or comes back, joins at the next restart. The\n"
+        "loss of machine 0, which hosts the store, ends the run.\n\n"
         "SIGINT and SIGTERM go to all ranks; a second one kills them. Exit codes: 0 all ranks ended well; that of the\n"
         "first rank that failed, or 1 when a signal ended it; 2 wrong usage; 130 interrupted.\n");
 }
@@ -97,6 +110,14 @@ static bool whole_number(const char *text, long min, long max, long *number)
     return *end == '\0' && *number >= min && *number <= max;
 }
 
+static bool seconds_of(const char *text, const option_row *row, double *seconds)
+{
+    char *end;
+    if ((*text < '0' || *text > '9') && *text != '.') return false;
+    *seconds = strtod(text, &end);
+    return *end == '\0' && *seconds >= (double)row->min && *seconds <= (double)row->max;
+}
+
 static bool store_value(given *all, const option_row *row, const char *value)
 {
     char *target = (char *)all + row->offset;
@@ -109,14 +130,16 @@ static bool store_value(given *all, const option_row *row, const char *value)
         *(const char **)(void *)target = value;
         return true;
     }
+    if (row->kind == SECONDS) {
+        if (seconds_of(value, row, (double *)(void *)target)) return true;
+        say_usage("--%s is '%s'; it must be a number of seconds from %ld to %ld", row->name, value, row->min, row->max);
+        return false;
+    }
     if (!whole_number(value, row->min, row->max, &number)) {
         say_usage("--%s is '%s'; it must be a whole number from %ld to %ld", row->name, value, row->min, row->max);
         return false;
     }
-    if (row->kind == SECONDS)
-        *(double *)(void *)target = (double)number;
-    else
-        *(int *)(void *)target = (int)number;
+    *(int *)(void *)target = (int)number;
     if (row->offset == offsetof(given, node_rank)) all->node_rank_given = true;
     return true;
 }
@@ -149,26 +172,57 @@ static int count_cores(void)
 
 static bool set_ranks(const given *all, options *own)
 {
+    const char *text = all->nproc_per_node ? all->nproc_per_node : "1";
+    const bool automatic = strcmp(text, "auto") == 0;
     long number;
     own->num_cores = count_cores();
-    if (!all->nproc_per_node)
-        own->num_ranks = 1;
-    else if (strcmp(all->nproc_per_node, "cpu") == 0 || strcmp(all->nproc_per_node, "auto") == 0)
-        own->num_ranks = own->num_cores; /* auto: this build has no other device */
-    else if (strcmp(all->nproc_per_node, "gpu") == 0)
-        return say_usage("--nproc-per-node gpu: this build has no CUDA; use a number, cpu or auto"), false;
-    else if (whole_number(all->nproc_per_node, 1, RANKS_MAX, &number))
+    const int gpus = automatic || strcmp(text, "gpu") == 0 ? devices_count("/dev") : 0;
+    if (strcmp(text, "gpu") == 0 && gpus == 0)
+        return say_usage("--nproc-per-node gpu: no GPU here (no /dev/nvidia0, or CUDA_VISIBLE_DEVICES hides all); use "
+                         "a number, cpu or auto"),
+               false;
+    if (gpus > 0)
+        own->num_ranks = gpus;
+    else if (automatic || strcmp(text, "cpu") == 0)
+        own->num_ranks = own->num_cores;
+    else if (whole_number(text, 1, RANKS_MAX, &number))
         own->num_ranks = (int)number;
     else
-        return say_usage("--nproc-per-node is '%s'; it must be a number from 1 to %d, auto or cpu", all->nproc_per_node,
+        return say_usage("--nproc-per-node is '%s'; it must be a number from 1 to %d, gpu, cpu or auto", text,
                          RANKS_MAX),
                false;
     return true;
 }
 
+/* A time that was given (above 0), or that the environment has, or else the default. */
+static bool choose_seconds(double flag, const char *name, double otherwise, double *seconds)
+{
+    const char *text = getenv(name);
+    char *end;
+    *seconds = flag > 0 ? flag : otherwise;
+    if (flag > 0 || !text || !*text) return true;
+    *seconds = strtod(text, &end);
+    if (*end == '\0' && *seconds > 0) return true;
+    return say_usage("%s is '%s'; it must be a number of seconds above 0", name, text), false;
+}
+
+static bool set_times(const given *all, options *own)
+{
+    own->stop_seconds = all->stop_seconds;
+    own->join_seconds = all->join_seconds;
+    own->last_call_seconds = all->last_call_seconds;
+    if (!choose_seconds(all->time_limit, "MTP_COMM_TIME_LIMIT", 60, &own->time_limit)) return false;
+    const double third = own->time_limit / 3;
+    if (!choose_seconds(all->heartbeat, "MTP_COMM_HEARTBEAT", third < 5 ? third : 5, &own->heartbeat)) return false;
+    if (own->heartbeat <= third) return true;
+    return say_usage("--heartbeat %g is too rare for --time-limit %g: at most a third of it", own->heartbeat,
+                     own->time_limit),
+           false;
+}
+
 static bool set_nodes(const given *all, options *own)
 {
-    long most = 1, least;
+    long most = 1, least = 1;
     if (all->nnodes) {
         char first[16];
         const char *colon = strchr(all->nnodes, ':');
@@ -176,9 +230,9 @@ static bool set_nodes(const given *all, options *own)
         if (!whole_number(first, 1, RANKS_MAX, &least) ||
             !whole_number(colon ? colon + 1 : all->nnodes, least, RANKS_MAX, &most))
             return say_usage("--nnodes is '%s'; it must be N or MIN:MAX", all->nnodes), false;
-        if (least != most)
-            return say_usage("--nnodes %s: a run has a fixed number of machines; give one number", all->nnodes), false;
+        if (!colon) least = most;
     }
+    own->min_nodes = (int)least;
     own->num_nodes = (int)most;
     own->node_rank = all->node_rank;
     if (all->standalone && own->num_nodes > 1)
@@ -235,12 +289,10 @@ static bool check(const given *all, options *own)
                      .log_dir = all->log_dir,
                      .redirects = all->redirects,
                      .tee = all->tee,
-                     .stop_seconds = all->stop_seconds,
-                     .join_seconds = all->join_seconds,
                      .standalone = all->standalone,
                      .no_python = all->no_python,
                      .module = all->module};
-    if (!set_ranks(all, own) || !set_nodes(all, own)) return false;
+    if (!set_ranks(all, own) || !set_nodes(all, own) || !set_times(all, own)) return false;
     if (!valid_streams("redirects", all->redirects) || !valid_streams("tee", all->tee)) return false;
     if ((all->redirects || all->tee) && !all->log_dir)
         return say_usage("--redirects and --tee need --log-dir: where the logs go"), false;
@@ -254,7 +306,7 @@ static bool check(const given *all, options *own)
 
 bool options_parse(int argc, char **argv, options *own, int *exit_code)
 {
-    given all = {.stop_seconds = 30, .join_seconds = 600};
+    given all = {.stop_seconds = 30, .join_seconds = 600, .last_call_seconds = 30};
     int at = 1;
     *exit_code = 2;
     for (; at < argc && argv[at][0] == '-'; at++) {

@@ -7,7 +7,8 @@
 enum { STREAM_OUT = 1, STREAM_ERR = 2, RANKS_MAX = 1024 };
 
 typedef struct options {
-    int num_nodes, node_rank;
+    int min_nodes, num_nodes; /* the fewest and the most that a run goes on with */
+    int node_rank;
     int num_ranks;        /* on this node */
     int num_cores;        /* that this process may use */
     const char *endpoint; /* of the store; NULL: loopback, a free port */
@@ -16,7 +17,8 @@ typedef struct options {
     int max_restarts;
     const char *log_dir;
     const char *redirects, *tee; /* as given; see options_streams */
-    double stop_seconds, join_seconds;
+    double stop_seconds, join_seconds, last_call_seconds;
+    double time_limit, heartbeat; /* seconds; of ranks (MTP_COMM_TIME_LIMIT, MTP_COMM_HEARTBEAT) and machines */
     bool standalone, no_python, module;
     char **program; /* NULL-terminated */
 } options;

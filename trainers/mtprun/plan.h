@@ -10,6 +10,8 @@ typedef struct plan {
     int attempt; /* counts from 0: TORCHELASTIC_RESTART_COUNT */
     int world_size;
     int first_rank; /* of this node */
+    int group_rank; /* of this node among those that take part */
+    int group_size;
     char master_addr[ADDRESS_LETTERS];
     int master_port;
     char endpoint[ENDPOINT_LETTERS]; /* of the store */

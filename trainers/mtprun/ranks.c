@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "say.h"
@@ -175,11 +176,42 @@ static bool ended(const rank *one)
     return waitid(P_PID, (id_t)one->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == one->pid;
 }
 
-rank *ranks_reap(rank *all, int count)
+static double now_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* A stopped process neither ends nor fails, and the others wait for it. */
+static void watch_stopped(rank *one, double limit)
+{
+    siginfo_t info = {.si_pid = 0};
+    while (waitid(P_PID, (id_t)one->pid, &info, WSTOPPED | WCONTINUED | WNOHANG) == 0 && info.si_pid == one->pid) {
+        if (info.si_code == CLD_CONTINUED)
+            one->stopped = 0;
+        else if (one->stopped == 0)
+            one->stopped = now_seconds();
+        info.si_pid = 0;
+    }
+    if (one->stopped == 0 || one->stopped_for > 0 || now_seconds() - one->stopped < limit) return;
+    one->stopped_for = now_seconds() - one->stopped;
+    kill(-one->pid, SIGKILL);
+}
+
+bool ranks_stopped(const rank *all, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (all[i].running && all[i].stopped > 0) return true;
+    return false;
+}
+
+rank *ranks_reap(rank *all, int count, double stopped_limit)
 {
     rank *failed = NULL;
     for (int i = 0; i < count; i++) {
         rank *one = &all[i];
+        if (one->running) watch_stopped(one, stopped_limit);
         if (!one->running || !ended(one)) continue;
         /* before the process is reaped: until then its group cannot be anybody else's */
         kill(-one->pid, SIGKILL);
@@ -204,7 +236,9 @@ int ranks_running(const rank *all, int count)
 
 void ranks_describe(const rank *one, char *text, size_t size)
 {
-    if (WIFSIGNALED(one->status))
+    if (one->stopped_for > 0)
+        snprintf(text, size, "stopped for %.0f s (SIGSTOP or such), so killed", one->stopped_for);
+    else if (WIFSIGNALED(one->status))
         snprintf(text, size, "signal %d (%s)", WTERMSIG(one->status), strsignal(WTERMSIG(one->status)));
     else
         snprintf(text, size, "exit code %d", WEXITSTATUS(one->status));
