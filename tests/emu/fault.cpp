@@ -1,0 +1,139 @@
+#include "emu/fault.h"
+#include "emu/device_memory.h"
+#include "emu/scheduler.h"
+
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace emu
+{
+
+static void say(const char *format, va_list values)
+{
+    vfprintf(stderr, format, values);
+    fputc('\n', stderr);
+}
+
+static void name_thread()
+{
+    const Thread *thread = here.thread;
+    if (!thread) return;
+    const uint3 b = here.block_index, t = thread->index;
+    fprintf(stderr, "kernel %s, block (%u,%u,%u), thread (%u,%u,%u): ", thread->block->launch->name, b.x, b.y, b.z, t.x,
+            t.y, t.z);
+}
+
+void fault_begin(const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    fflush(stdout);
+    fprintf(stderr, "emu: ");
+    name_thread();
+    say(format, values);
+    va_end(values);
+}
+
+void fault_line(const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    fprintf(stderr, "emu:     ");
+    say(format, values);
+    va_end(values);
+}
+
+void fault_end()
+{
+    fflush(stderr);
+    abort();
+}
+
+void host_fault(const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    fflush(stdout);
+    fprintf(stderr, "emu: ");
+    say(format, values);
+    va_end(values);
+    fault_end();
+}
+
+void kernel_fault(const char *file, int line, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    fflush(stdout);
+    fprintf(stderr, "emu: ");
+    name_thread();
+    say(format, values);
+    va_end(values);
+    if (file) fault_line("at %s:%d", file, line);
+    fault_end();
+}
+
+/* ---- signals ----------------------------------------------------------------------------------------------------- */
+
+static struct sigaction before_segv, before_bus;
+
+/* stdio in a handler: the process ends here in any case, and the fault was no fault of stdio. */
+static void explain(int number, siginfo_t *info, void *context)
+{
+    const void *at = info->si_addr;
+    const Thread *thread = here.thread;
+    if (device_address(at)) {
+        char where[160];
+        device_describe(at, where, sizeof where);
+        if (thread) kernel_fault(nullptr, 0, "out of bounds or freed: access to %s", where);
+        host_fault("host code touches device memory: %s; it is reached by copies and kernels only", where);
+    }
+    if (thread && shared_guard(thread->block->shared, at))
+        kernel_fault(nullptr, 0, "out of bounds: access %td bytes behind the end of shared memory",
+                     static_cast<const char *>(at) - thread->block->shared.end);
+    if (thread) {
+        const Fiber *fiber = static_cast<const Task *>(thread)->fiber;
+        const char *byte = static_cast<const char *>(at);
+        if (byte < fiber->stack && byte >= fiber->stack - 4096)
+            kernel_fault(nullptr, 0, "the thread's local variables take more than %zu KiB of stack", fiber->stack_bytes >> 10);
+        if (info->si_code == SI_KERNEL)
+            kernel_fault(nullptr, 0, "misaligned vector access, or an address that can be none");
+        fault_begin("access to %p, which is neither device nor shared memory", at);
+    }
+    const struct sigaction &before = number == SIGBUS ? before_bus : before_segv;
+    if (before.sa_flags & SA_SIGINFO) {
+        before.sa_sigaction(number, info, context);
+    } else {
+        sigaction(number, &before, nullptr); /* the access happens again and ends the process */
+    }
+}
+
+void fault_watch()
+{
+    static thread_local bool watched;
+    if (watched) return;
+    watched = true;
+    const size_t bytes = 64 * 1024;
+    void *stack = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    stack_t alternate = {};
+    alternate.ss_sp = stack;
+    alternate.ss_size = bytes;
+    if (stack == MAP_FAILED || sigaltstack(&alternate, nullptr) != 0) return;
+    static bool installed = [] {
+        struct sigaction action = {};
+        action.sa_sigaction = explain;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+        sigemptyset(&action.sa_mask);
+        sigaction(SIGSEGV, &action, &before_segv);
+        sigaction(SIGBUS, &action, &before_bus);
+        return true;
+    }();
+    (void)installed;
+}
+
+} // namespace emu

@@ -1,0 +1,37 @@
+/* Graphs: the work that a capture collected, in the order of the calls; a replay runs it as one piece of stream work. */
+#ifndef MTP_EMU_GRAPH_H
+#define MTP_EMU_GRAPH_H
+
+#include "emu/stream.h"
+
+#include <set>
+
+namespace emu
+{
+
+struct Node {
+    WorkKind kind;
+    const char *name;
+    std::function<void()> run;
+};
+
+struct Graph {
+    std::vector<Node> nodes;
+};
+
+struct Capture {
+    std::unique_ptr<Graph> graph;
+    Stream *origin;
+    std::set<Stream *> streams;
+    cudaStreamCaptureMode mode;
+    bool broken;
+};
+
+extern unsigned captures; /* that are under way */
+
+/* A stream waits for an event of a capture: it takes part from now on. */
+cudaError_t capture_join(Stream &stream, const Moment &moment);
+
+} // namespace emu
+
+#endif
