@@ -36,7 +36,7 @@ struct grouped {
     int64_t de_row;
     bool dx_add, de_add;
     bool backward; /* z becomes dz */
-    fault *fault;
+    mtp::fault *fault;
 
     /* scratch */
     int *place;      /* [rows, slots]: the slot's centroid, then its pair; -1: none */

@@ -29,7 +29,7 @@ struct xent_rows {
     int64_t logits_row;
     void *dz; /* may be z */
     int64_t dz_row;
-    fault *fault;
+    mtp::fault *fault;
 };
 
 /* Maximum with its lowest index, and the sum of exp(z - top), of the elements seen so far. */

@@ -11,7 +11,7 @@
 #include "cuda/device.cuh"
 
 #ifdef MTP_EMULATOR
-#include "ptx.h"
+#include "emu/ptx.h"
 #else
 
 namespace mtp
