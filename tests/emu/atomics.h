@@ -12,7 +12,8 @@ namespace emu
 
 template <class T>
 struct integer_of {
-    using type = std::conditional_t<sizeof(T) == 8, unsigned long long, std::conditional_t<sizeof(T) == 4, unsigned, unsigned short>>;
+    using type = std::conditional_t<sizeof(T) == 8, unsigned long long,
+                                    std::conditional_t<sizeof(T) == 4, unsigned, unsigned short>>;
 };
 
 /* *p = change(*p) in one piece; the value before. */
@@ -43,55 +44,66 @@ using same_t = typename same_type<T>::type; /* the second argument converts to t
 template <class T>
 inline T atomicAdd(T *p, emu::same_t<T> value, MTP_EMU_WHERE)
 {
-    return emu::atomic_change(p, [=](T old) { return static_cast<T>(old + value); }, file, line);
+    return emu::atomic_change(
+        p, [=](T old) { return static_cast<T>(old + value); }, file, line);
 }
 template <class T>
 inline T atomicSub(T *p, emu::same_t<T> value, MTP_EMU_WHERE)
 {
-    return emu::atomic_change(p, [=](T old) { return static_cast<T>(old - value); }, file, line);
+    return emu::atomic_change(
+        p, [=](T old) { return static_cast<T>(old - value); }, file, line);
 }
 template <class T>
 inline T atomicMin(T *p, emu::same_t<T> value, MTP_EMU_WHERE)
 {
-    return emu::atomic_change(p, [=](T old) { return value < old ? value : old; }, file, line);
+    return emu::atomic_change(
+        p, [=](T old) { return value < old ? value : old; }, file, line);
 }
 template <class T>
 inline T atomicMax(T *p, emu::same_t<T> value, MTP_EMU_WHERE)
 {
-    return emu::atomic_change(p, [=](T old) { return old < value ? value : old; }, file, line);
+    return emu::atomic_change(
+        p, [=](T old) { return old < value ? value : old; }, file, line);
 }
 template <class T>
 inline T atomicAnd(T *p, emu::same_t<T> value, MTP_EMU_WHERE)
 {
-    return emu::atomic_change(p, [=](T old) { return static_cast<T>(old & value); }, file, line);
+    return emu::atomic_change(
+        p, [=](T old) { return static_cast<T>(old & value); }, file, line);
 }
 template <class T>
 inline T atomicOr(T *p, emu::same_t<T> value, MTP_EMU_WHERE)
 {
-    return emu::atomic_change(p, [=](T old) { return static_cast<T>(old | value); }, file, line);
+    return emu::atomic_change(
+        p, [=](T old) { return static_cast<T>(old | value); }, file, line);
 }
 template <class T>
 inline T atomicXor(T *p, emu::same_t<T> value, MTP_EMU_WHERE)
 {
-    return emu::atomic_change(p, [=](T old) { return static_cast<T>(old ^ value); }, file, line);
+    return emu::atomic_change(
+        p, [=](T old) { return static_cast<T>(old ^ value); }, file, line);
 }
 template <class T>
 inline T atomicExch(T *p, emu::same_t<T> value, MTP_EMU_WHERE)
 {
-    return emu::atomic_change(p, [=](T) { return value; }, file, line);
+    return emu::atomic_change(
+        p, [=](T) { return value; }, file, line);
 }
 template <class T>
 inline T atomicCAS(T *p, emu::same_t<T> expected, emu::same_t<T> value, MTP_EMU_WHERE)
 {
-    return emu::atomic_change(p, [=](T old) { return old == expected ? value : old; }, file, line);
+    return emu::atomic_change(
+        p, [=](T old) { return old == expected ? value : old; }, file, line);
 }
 inline unsigned atomicInc(unsigned *p, unsigned limit, MTP_EMU_WHERE)
 {
-    return emu::atomic_change(p, [=](unsigned old) { return old >= limit ? 0u : old + 1u; }, file, line);
+    return emu::atomic_change(
+        p, [=](unsigned old) { return old >= limit ? 0u : old + 1u; }, file, line);
 }
 inline unsigned atomicDec(unsigned *p, unsigned limit, MTP_EMU_WHERE)
 {
-    return emu::atomic_change(p, [=](unsigned old) { return old == 0u || old > limit ? limit : old - 1u; }, file, line);
+    return emu::atomic_change(
+        p, [=](unsigned old) { return old == 0u || old > limit ? limit : old - 1u; }, file, line);
 }
 
 inline void __threadfence()

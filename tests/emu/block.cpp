@@ -15,8 +15,10 @@ static __thread Block *current __attribute__((tls_model("initial-exec")));
 void TaskList::push(Task *task)
 {
     task->next = nullptr;
-    if (last) last->next = task;
-    else first = task;
+    if (last)
+        last->next = task;
+    else
+        first = task;
     last = task;
 }
 
@@ -33,8 +35,10 @@ Task *TaskList::pop()
 void TaskList::append(TaskList &other)
 {
     if (!other.first) return;
-    if (last) last->next = other.first;
-    else first = other.first;
+    if (last)
+        last->next = other.first;
+    else
+        first = other.first;
     last = other.last;
     other.first = other.last = nullptr;
 }
@@ -48,8 +52,10 @@ static void give_back(Block &block, Fiber *fiber)
 #ifdef MTP_EMU_TSAN
     /* Last in, last out: a thread of the next block is not the same fiber, so that races between blocks show. */
     fiber->next = nullptr;
-    if (block.free_last) block.free_last->next = fiber;
-    else block.free_first = fiber;
+    if (block.free_last)
+        block.free_last->next = fiber;
+    else
+        block.free_first = fiber;
     block.free_last = fiber;
 #else
     fiber->next = block.free_first; /* the one whose stack is in the cache */
@@ -149,7 +155,8 @@ int barrier(Vote vote, int predicate, const char *file, int line)
         barrier.file = file;
         barrier.line = line;
     } else if (barrier.line != line || strcmp(barrier.file, file) != 0) {
-        kernel_fault(file, line, "divergent barrier: %u threads of the block wait in __syncthreads at %s:%d, this one in another",
+        kernel_fault(file, line,
+                     "divergent barrier: %u threads of the block wait in __syncthreads at %s:%d, this one in another",
                      barrier.arrived, barrier.file, barrier.line);
     }
     tsan_release(block.shared.tags);
@@ -239,8 +246,8 @@ void block_prepare(Block &block, const Launch &launch, uint64_t seed)
     block.threads = n;
     for (unsigned i = 0; i < n; i++) {
         Task &task = block.tasks[i];
-        task.index = make_uint3(i % launch.block.x, i / launch.block.x % launch.block.y,
-                                i / (launch.block.x * launch.block.y));
+        task.index =
+            make_uint3(i % launch.block.x, i / launch.block.x % launch.block.y, i / (launch.block.x * launch.block.y));
         task.linear = i;
         task.lane = i % WARP;
         task.warp = i / WARP;

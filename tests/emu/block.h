@@ -53,7 +53,8 @@ struct Collective {
 void collective(const Collective &what, unsigned mask, const char *file, int line);
 
 extern const Collective syncwarp, shuffle, ballot, match_any, match_all, reduce_add, reduce_min, reduce_max,
-    reduce_min_signed, reduce_max_signed, reduce_and, reduce_or, reduce_xor, mma_bf16_16816, load_matrix, load_matrix_trans;
+    reduce_min_signed, reduce_max_signed, reduce_and, reduce_or, reduce_xor, mma_bf16_16816, load_matrix,
+    load_matrix_trans;
 
 /* Static shared memory: the same place for all threads of the block that come with the same key. */
 void *static_shared(const void *key, const char *name, size_t bytes, size_t align);
@@ -76,8 +77,7 @@ template <class T>
 inline void check_aligned(const T *pointer, const char *what, const char *file, int line)
 {
     if (reinterpret_cast<uintptr_t>(pointer) % sizeof(T) != 0)
-        kernel_fault(file, line, "misaligned %s: %zu bytes at %p", what, sizeof(T),
-                     static_cast<const void *>(pointer));
+        kernel_fault(file, line, "misaligned %s: %zu bytes at %p", what, sizeof(T), static_cast<const void *>(pointer));
 }
 
 } // namespace emu

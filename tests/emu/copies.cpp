@@ -19,20 +19,23 @@ void poison_bytes(char *to, unsigned bytes);
 
 void copy_async(void *shared, const void *global, unsigned bytes, unsigned from_source, const char *file, int line)
 {
-    if (bytes != 4 && bytes != 8 && bytes != 16) kernel_fault(file, line, "cp.async of %u bytes: 4, 8 or 16 are possible", bytes);
+    if (bytes != 4 && bytes != 8 && bytes != 16)
+        kernel_fault(file, line, "cp.async of %u bytes: 4, 8 or 16 are possible", bytes);
     if (from_source > bytes) kernel_fault(file, line, "cp.async: %u bytes of source for %u", from_source, bytes);
     if (reinterpret_cast<uintptr_t>(shared) % bytes != 0)
         kernel_fault(file, line, "misaligned cp.async: %u bytes to %p", bytes, shared);
     if (from_source && reinterpret_cast<uintptr_t>(global) % bytes != 0)
         kernel_fault(file, line, "misaligned cp.async: %u bytes from %p", bytes, global);
     if (!is_shared(shared, bytes))
-        kernel_fault(file, line, "out of bounds: cp.async of %u bytes to %p, which is not in the block's shared memory", bytes, shared);
+        kernel_fault(file, line, "out of bounds: cp.async of %u bytes to %p, which is not in the block's shared memory",
+                     bytes, shared);
     if (from_source && !is_device(global, from_source))
         kernel_fault(file, line, "cp.async of %u bytes from %p, which is not in device memory", from_source, global);
     Task &task = me();
     if (!task.copies) task.copies = new std::vector<Copy>;
     poison_bytes(static_cast<char *>(shared), bytes);
-    task.copies->push_back({static_cast<char *>(shared), static_cast<const char *>(global), bytes, from_source, task.commits});
+    task.copies->push_back(
+        {static_cast<char *>(shared), static_cast<const char *>(global), bytes, from_source, task.commits});
 }
 
 void copy_commit()

@@ -53,7 +53,8 @@ struct Sizes {
     uint64_t m, n, k;
 };
 
-cublasStatus_t check(const Operation &o, const Layout &a, const Layout &b, const Layout &c, const Layout &d, Sizes *sizes)
+cublasStatus_t check(const Operation &o, const Layout &a, const Layout &b, const Layout &c, const Layout &d,
+                     Sizes *sizes)
 {
     const bool ta = o.a != CUBLAS_OP_N, tb = o.b != CUBLAS_OP_N;
     *sizes = {ta ? a.cols : a.rows, tb ? b.rows : b.cols, ta ? a.rows : a.cols};
@@ -75,9 +76,15 @@ cublasStatus_t check(const Operation &o, const Layout &a, const Layout &b, const
 
 uint32_t problem_of(const Operation &o, const Layout &a, const Layout &d, const Sizes &s)
 {
-    const uint64_t parts[] = {static_cast<uint64_t>(o.compute), static_cast<uint64_t>(o.a), static_cast<uint64_t>(o.b),
-                              static_cast<uint64_t>(a.type),    static_cast<uint64_t>(d.type),
-                              s.m, s.n, s.k, static_cast<uint64_t>(d.batch)};
+    const uint64_t parts[] = {static_cast<uint64_t>(o.compute),
+                              static_cast<uint64_t>(o.a),
+                              static_cast<uint64_t>(o.b),
+                              static_cast<uint64_t>(a.type),
+                              static_cast<uint64_t>(d.type),
+                              s.m,
+                              s.n,
+                              s.k,
+                              static_cast<uint64_t>(d.batch)};
     uint64_t hash = 1469598103934665603u;
     for (uint64_t part : parts) hash = (hash ^ part) * 1099511628211u;
     return static_cast<uint32_t>(hash ^ hash >> 32);
@@ -88,8 +95,10 @@ void must_be_device(const char *name, const void *data, const Layout &layout)
     const uint64_t bytes = layout_bytes(layout);
     if (is_device(data, bytes)) return;
     char where[160];
-    if (device_address(data)) device_describe(data, where, sizeof where);
-    else snprintf(where, sizeof where, "an address of host memory");
+    if (device_address(data))
+        device_describe(data, where, sizeof where);
+    else
+        snprintf(where, sizeof where, "an address of host memory");
     host_fault("cublasLtMatmul: matrix %s, %llu bytes at %s, is not within live device memory", name,
                static_cast<unsigned long long>(bytes), where);
 }
@@ -130,12 +139,18 @@ size_t cublasLtGetVersion(void)
 const char *cublasLtGetStatusName(cublasStatus_t status)
 {
     switch (status) {
-    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
-    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
-    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
-    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
-    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
-    default: return "another status of cuBLAS";
+    case CUBLAS_STATUS_SUCCESS:
+        return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_INVALID_VALUE:
+        return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+        return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+        return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+        return "CUBLAS_STATUS_EXECUTION_FAILED";
+    default:
+        return "another status of cuBLAS";
     }
 }
 
@@ -160,8 +175,8 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
 
 /* ---- matrices ---------------------------------------------------------------------------------------------------- */
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows, uint64_t cols,
-                                          int64_t ld)
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld)
 {
     if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
     *layout = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, cols, ld, CUBLASLT_ORDER_COL, 1, 0});
@@ -174,29 +189,38 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle, cublasLtMatrixLayoutAttribute_t attribute,
-                                                const void *value, size_t bytes)
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+                                                size_t bytes)
 {
     Layout *layout = layout_of(handle);
     if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
     switch (attribute) {
-    case CUBLASLT_MATRIX_LAYOUT_ORDER: return take(layout->order, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_ROWS: return take(layout->rows, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_COLS: return take(layout->cols, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_LD: return take(layout->ld, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return take(layout->batch, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return take(layout->stride, value, bytes);
-    default: return CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_MATRIX_LAYOUT_ORDER:
+        return take(layout->order, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS:
+        return take(layout->rows, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_COLS:
+        return take(layout->cols, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_LD:
+        return take(layout->ld, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+        return take(layout->batch, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+        return take(layout->stride, value, bytes);
+    default:
+        return CUBLAS_STATUS_INVALID_VALUE;
     }
 }
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *operation, cublasComputeType_t compute, cudaDataType_t scale)
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *operation, cublasComputeType_t compute,
+                                        cudaDataType_t scale)
 {
     if (!operation) return CUBLAS_STATUS_INVALID_VALUE;
-    *operation = reinterpret_cast<cublasLtMatmulDesc_t>(new Operation{
-        compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_POINTER_MODE_HOST, CUBLASLT_EPILOGUE_DEFAULT});
+    *operation = reinterpret_cast<cublasLtMatmulDesc_t>(
+        new Operation{compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_POINTER_MODE_HOST, CUBLASLT_EPILOGUE_DEFAULT});
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -212,11 +236,16 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle, cubla
     Operation *operation = operation_of(handle);
     if (!operation) return CUBLAS_STATUS_INVALID_VALUE;
     switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA: return take(operation->a, value, bytes);
-    case CUBLASLT_MATMUL_DESC_TRANSB: return take(operation->b, value, bytes);
-    case CUBLASLT_MATMUL_DESC_POINTER_MODE: return take(operation->pointers, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: return take(operation->epilogue, value, bytes);
-    default: return CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+        return take(operation->a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+        return take(operation->b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+        return take(operation->pointers, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+        return take(operation->epilogue, value, bytes);
+    default:
+        return CUBLAS_STATUS_INVALID_VALUE;
     }
 }
 
@@ -243,19 +272,27 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
     Preference *preference = preference_of(handle);
     if (!preference) return CUBLAS_STATUS_INVALID_VALUE;
     switch (attribute) {
-    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return take(preference->workspace, value, bytes);
-    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return take(preference->reductions, value, bytes);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return take(preference->alignment[0], value, bytes);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return take(preference->alignment[1], value, bytes);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return take(preference->alignment[2], value, bytes);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return take(preference->alignment[3], value, bytes);
-    default: return CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+        return take(preference->workspace, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+        return take(preference->reductions, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+        return take(preference->alignment[0], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+        return take(preference->alignment[1], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+        return take(preference->alignment[2], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+        return take(preference->alignment[3], value, bytes);
+    default:
+        return CUBLAS_STATUS_INVALID_VALUE;
     }
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
-                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t results[], int *found)
 {
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
@@ -293,8 +330,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!operation || !alpha || !beta || !a || !b || !d || !a_layout || !b_layout || !c_layout || !d_layout)
         return CUBLAS_STATUS_INVALID_VALUE;
-    Product p = {*operation_of(operation), *layout_of(a_layout), *layout_of(b_layout), *layout_of(c_layout),
-                 *layout_of(d_layout), a, b, c, d};
+    Product p = {*operation_of(operation),
+                 *layout_of(a_layout),
+                 *layout_of(b_layout),
+                 *layout_of(c_layout),
+                 *layout_of(d_layout),
+                 a,
+                 b,
+                 c,
+                 d};
     Sizes sizes;
     const cublasStatus_t status = check(p.operation, p.a, p.b, p.c, p.d, &sizes);
     if (status != CUBLAS_STATUS_SUCCESS) return status;

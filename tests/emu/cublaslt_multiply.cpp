@@ -13,18 +13,26 @@ namespace emu
 static float element(const void *data, cudaDataType type, size_t at)
 {
     switch (type) {
-    case CUDA_R_16BF: return __bfloat162float(static_cast<const __nv_bfloat16 *>(data)[at]);
-    case CUDA_R_16F: return __half2float(static_cast<const __half *>(data)[at]);
-    default: return static_cast<const float *>(data)[at];
+    case CUDA_R_16BF:
+        return __bfloat162float(static_cast<const __nv_bfloat16 *>(data)[at]);
+    case CUDA_R_16F:
+        return __half2float(static_cast<const __half *>(data)[at]);
+    default:
+        return static_cast<const float *>(data)[at];
     }
 }
 
 static void set_element(void *data, cudaDataType type, size_t at, float value)
 {
     switch (type) {
-    case CUDA_R_16BF: static_cast<__nv_bfloat16 *>(data)[at] = __float2bfloat16_rn(value); break;
-    case CUDA_R_16F: static_cast<__half *>(data)[at] = __float2half_rn(value); break;
-    default: static_cast<float *>(data)[at] = value;
+    case CUDA_R_16BF:
+        static_cast<__nv_bfloat16 *>(data)[at] = __float2bfloat16_rn(value);
+        break;
+    case CUDA_R_16F:
+        static_cast<__half *>(data)[at] = __float2half_rn(value);
+        break;
+    default:
+        static_cast<float *>(data)[at] = value;
     }
 }
 
@@ -75,8 +83,7 @@ void multiply(const Product &p, float alpha, float beta)
         for (uint64_t col = 0; col < n; col++) {
             for (uint64_t row = 0; row < m; row++) {
                 float value = alpha * dot(&a[row * depth], &b[col * depth], depth);
-                if (beta != 0.0f)
-                    value += beta * element(p.c_data, p.c.type, base(p.c, batch) + place(p.c, row, col));
+                if (beta != 0.0f) value += beta * element(p.c_data, p.c.type, base(p.c, batch) + place(p.c, row, col));
                 set_element(p.d_data, p.d.type, base(p.d, batch) + place(p.d, row, col), value);
             }
         }

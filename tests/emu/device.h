@@ -34,13 +34,13 @@
 #define gridDim (const_cast<const uint3 &>(emu::here.grid_dim))
 #define warpSize 32
 
-#define MTP_SHARED(type, name, ...)                                      \
-    using mtp_shared_##name = type __VA_ARGS__;                          \
-    static const char mtp_shared_key_##name = 0;                         \
-    mtp_shared_##name &name = *static_cast<mtp_shared_##name *>(         \
+#define MTP_SHARED(type, name, ...)                              \
+    using mtp_shared_##name = type __VA_ARGS__;                  \
+    static const char mtp_shared_key_##name = 0;                 \
+    mtp_shared_##name &name = *static_cast<mtp_shared_##name *>( \
         emu::static_shared(&mtp_shared_key_##name, #name, sizeof(mtp_shared_##name), alignof(mtp_shared_##name)))
 #define MTP_DYNAMIC_SHARED(type, name) type *name = static_cast<type *>(emu::here.dynamic_shared)
-#define MTP_LAUNCH(kernel, grid, block, shared, stream, ...)                                                     \
+#define MTP_LAUNCH(kernel, grid, block, shared, stream, ...) \
     emu::launch(#kernel, kernel, dim3(grid), dim3(block), static_cast<size_t>(shared), stream, __VA_ARGS__)
 
 #include "emu/atomics.h"

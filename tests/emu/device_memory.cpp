@@ -18,7 +18,7 @@ namespace emu
 static constexpr size_t PAGE = 4096, RANGE = size_t(256) << 30;
 
 struct Allocation {
-    char *at;          /* what the caller has: the end lies against the page behind, as far as 256 bytes allow */
+    char *at; /* what the caller has: the end lies against the page behind, as far as 256 bytes allow */
     size_t bytes;
     char *pages;
     size_t page_bytes; /* without the page behind, which is never memory */
@@ -137,11 +137,11 @@ void device_describe(const void *pointer, char *text, size_t bytes)
     if (!a)
         snprintf(text, bytes, "an address before all of device memory");
     else if (at >= a->at + a->bytes)
-        snprintf(text, bytes, "%td bytes behind the end of device allocation %u of %zu bytes%s", at - (a->at + a->bytes),
-                 a->serial, a->bytes, a->live ? "" : ", which was freed");
+        snprintf(text, bytes, "%td bytes behind the end of device allocation %u of %zu bytes%s",
+                 at - (a->at + a->bytes), a->serial, a->bytes, a->live ? "" : ", which was freed");
     else if (at < a->at)
-        snprintf(text, bytes, "%td bytes before the start of device allocation %u of %zu bytes%s", a->at - at, a->serial,
-                 a->bytes, a->live ? "" : ", which was freed");
+        snprintf(text, bytes, "%td bytes before the start of device allocation %u of %zu bytes%s", a->at - at,
+                 a->serial, a->bytes, a->live ? "" : ", which was freed");
     else
         snprintf(text, bytes, "byte %td of device allocation %u of %zu bytes%s", at - a->at, a->serial, a->bytes,
                  a->live ? "" : ", which was freed");

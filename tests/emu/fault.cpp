@@ -100,7 +100,8 @@ static void explain(int number, siginfo_t *info, void *context)
         const Fiber *fiber = static_cast<const Task *>(thread)->fiber;
         const char *byte = static_cast<const char *>(at);
         if (byte < fiber->stack && byte >= fiber->stack - 4096)
-            kernel_fault(nullptr, 0, "the thread's local variables take more than %zu KiB of stack", fiber->stack_bytes >> 10);
+            kernel_fault(nullptr, 0, "the thread's local variables take more than %zu KiB of stack",
+                         fiber->stack_bytes >> 10);
         if (info->si_code == SI_KERNEL)
             kernel_fault(nullptr, 0, "misaligned vector access, or an address that can be none");
         fault_begin("access to %p, which is neither device nor shared memory", at);

@@ -93,7 +93,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus *
     const Stream *stream = stream_of(handle);
     if (!stream) return result(cudaErrorInvalidResourceHandle);
     if (!status) return result(cudaErrorInvalidValue);
-    *status = !stream->capture           ? cudaStreamCaptureStatusNone
+    *status = !stream->capture          ? cudaStreamCaptureStatusNone
               : stream->capture->broken ? cudaStreamCaptureStatusInvalidated
                                         : cudaStreamCaptureStatusActive;
     return cudaSuccess;
@@ -140,10 +140,18 @@ cudaError_t cudaGraphNodeGetType(cudaGraphNode_t handle, cudaGraphNodeType *type
     const Lock lock(api_mutex());
     if (!handle || !type) return result(cudaErrorInvalidValue);
     switch (reinterpret_cast<const Node *>(handle)->kind) {
-    case WorkKind::COPY: *type = cudaGraphNodeTypeMemcpy; break;
-    case WorkKind::SET: *type = cudaGraphNodeTypeMemset; break;
-    case WorkKind::HOST: *type = cudaGraphNodeTypeHost; break;
-    default: *type = cudaGraphNodeTypeKernel; break; /* what libraries queue are kernels too */
+    case WorkKind::COPY:
+        *type = cudaGraphNodeTypeMemcpy;
+        break;
+    case WorkKind::SET:
+        *type = cudaGraphNodeTypeMemset;
+        break;
+    case WorkKind::HOST:
+        *type = cudaGraphNodeTypeHost;
+        break;
+    default:
+        *type = cudaGraphNodeTypeKernel;
+        break; /* what libraries queue are kernels too */
     }
     return cudaSuccess;
 }

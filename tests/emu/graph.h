@@ -1,4 +1,5 @@
-/* Graphs: the work that a capture collected, in the order of the calls; a replay runs it as one piece of stream work. */
+/* Graphs: the work that a capture collected, in the order of the calls; a replay runs it as one piece of stream work.
+ */
 #ifndef MTP_EMU_GRAPH_H
 #define MTP_EMU_GRAPH_H
 

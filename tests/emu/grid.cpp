@@ -11,7 +11,6 @@
 namespace emu
 {
 
-
 struct Plan {
     const Launch *launch;
     std::vector<uint64_t> order; /* empty: the natural one */

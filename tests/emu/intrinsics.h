@@ -1,4 +1,5 @@
-/* Arithmetic, bit and conversion intrinsics. The approximate ones of the device (__expf and the like) are exact here. */
+/* Arithmetic, bit and conversion intrinsics. The approximate ones of the device (__expf and the like) are exact here.
+ */
 #ifndef MTP_EMU_INTRINSICS_H
 #define MTP_EMU_INTRINSICS_H
 
@@ -15,15 +16,19 @@ template <class A, class B>
 inline std::common_type_t<A, B> min(A a, B b)
 {
     using T = std::common_type_t<A, B>;
-    if constexpr (std::is_floating_point_v<T>) return std::fmin(static_cast<T>(a), static_cast<T>(b));
-    else return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
+    if constexpr (std::is_floating_point_v<T>)
+        return std::fmin(static_cast<T>(a), static_cast<T>(b));
+    else
+        return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
 }
 template <class A, class B>
 inline std::common_type_t<A, B> max(A a, B b)
 {
     using T = std::common_type_t<A, B>;
-    if constexpr (std::is_floating_point_v<T>) return std::fmax(static_cast<T>(a), static_cast<T>(b));
-    else return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
+    if constexpr (std::is_floating_point_v<T>)
+        return std::fmax(static_cast<T>(a), static_cast<T>(b));
+    else
+        return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
 }
 
 /* ---- fp32 -------------------------------------------------------------------------------------------------------- */
@@ -234,7 +239,8 @@ inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y)
     return static_cast<unsigned long long>(static_cast<wide>(x) * y >> 64);
 }
 
-/* ---- conversions: out of range saturates, NaN becomes 0 ----------------------------------------------------------- */
+/* ---- conversions: out of range saturates, NaN becomes 0 -----------------------------------------------------------
+ */
 
 namespace emu
 {
@@ -242,7 +248,9 @@ namespace emu
 inline int to_int(float rounded)
 {
     if (rounded != rounded) return 0;
-    return rounded >= 2147483648.0f ? 2147483647 : rounded <= -2147483648.0f ? -2147483647 - 1 : static_cast<int>(rounded);
+    return rounded >= 2147483648.0f    ? 2147483647
+           : rounded <= -2147483648.0f ? -2147483647 - 1
+                                       : static_cast<int>(rounded);
 }
 inline unsigned to_unsigned(float rounded)
 {
@@ -296,7 +304,8 @@ inline float __ll2float_rn(long long x)
     return static_cast<float>(x);
 }
 
-/* ---- bf16 and fp16 arithmetic that the official headers give to device code only ---------------------------------- */
+/* ---- bf16 and fp16 arithmetic that the official headers give to device code only ----------------------------------
+ */
 
 inline __nv_bfloat16 __hfma(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c)
 {

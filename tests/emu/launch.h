@@ -61,8 +61,7 @@ cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block
     return std::apply(
         [&](const auto &...values) {
             const Argument arguments[] = {
-                {nullptr, 0, false},
-                {&values, sizeof(values), std::is_pointer_v<std::decay_t<decltype(values)>>}...};
+                {nullptr, 0, false}, {&values, sizeof(values), std::is_pointer_v<std::decay_t<decltype(values)>>}...};
             return launch_call(what, stream, arguments + 1, sizeof...(values));
         },
         call->arguments);

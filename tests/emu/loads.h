@@ -22,17 +22,17 @@ inline void store(T *p, const T &value, const char *file, int line)
 
 } // namespace emu
 
-#define MTP_EMU_LOAD(name)                          \
-    template <class T>                              \
-    inline T name(const T *p, MTP_EMU_WHERE)        \
-    {                                               \
-        return emu::load(p, file, line);            \
+#define MTP_EMU_LOAD(name)                   \
+    template <class T>                       \
+    inline T name(const T *p, MTP_EMU_WHERE) \
+    {                                        \
+        return emu::load(p, file, line);     \
     }
-#define MTP_EMU_STORE(name)                         \
-    template <class T>                              \
+#define MTP_EMU_STORE(name)                           \
+    template <class T>                                \
     inline void name(T *p, const T &v, MTP_EMU_WHERE) \
-    {                                               \
-        emu::store(p, v, file, line);               \
+    {                                                 \
+        emu::store(p, v, file, line);                 \
     }
 MTP_EMU_LOAD(__ldg)
 MTP_EMU_LOAD(__ldca)

@@ -1,5 +1,5 @@
-/* The emulated twins of kernels/cuda/ptx.cuh: one function per PTX instruction, the same names and arguments. Included by
- * it when MTP_EMULATOR is defined. */
+/* The emulated twins of kernels/cuda/ptx.cuh: one function per PTX instruction, the same names and arguments. Included
+ * by it when MTP_EMULATOR is defined. */
 #ifndef MTP_EMU_PTX_H
 #define MTP_EMU_PTX_H
 
@@ -31,8 +31,8 @@ inline void words_out(Word *values, unsigned count)
 }
 
 /* D = A B + C of one warp; A 4 registers, B 2, C and D 4. */
-inline void mma(const Collective &what, float *d, const unsigned *a, const unsigned *b, const float *c, const char *file,
-                int line)
+inline void mma(const Collective &what, float *d, const unsigned *a, const unsigned *b, const float *c,
+                const char *file, int line)
 {
     words_in(0, a, 4);
     words_in(4, b, 2);
@@ -50,7 +50,8 @@ inline void load_matrices(bool transposed, unsigned matrices, unsigned *register
         if (reinterpret_cast<uintptr_t>(row) % 16 != 0)
             kernel_fault(file, line, "misaligned ldmatrix: a row of 16 bytes at %p", row);
         if (!is_shared(row, 16))
-            kernel_fault(file, line, "out of bounds: ldmatrix of 16 bytes at %p, which is not in the block's shared memory", row);
+            kernel_fault(file, line,
+                         "out of bounds: ldmatrix of 16 bytes at %p, which is not in the block's shared memory", row);
         const uint64_t *words = static_cast<const uint64_t *>(row);
         me->in[0] = words[0];
         me->in[1] = words[1];
@@ -64,7 +65,8 @@ inline void load_matrices(bool transposed, unsigned matrices, unsigned *register
 inline void check_global(const void *at, size_t bytes, const char *what, const char *file, int line)
 {
     if (reinterpret_cast<uintptr_t>(at) % bytes != 0) kernel_fault(file, line, "misaligned %s at %p", what, at);
-    if (!is_device(at, bytes)) kernel_fault(file, line, "out of bounds: %s at %p, which is not in live device memory", what, at);
+    if (!is_device(at, bytes))
+        kernel_fault(file, line, "out of bounds: %s at %p, which is not in live device memory", what, at);
 }
 
 } // namespace emu

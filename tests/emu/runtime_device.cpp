@@ -71,7 +71,8 @@ cudaError_t check_shape(const Launch &l)
 {
     const uint64_t threads = static_cast<uint64_t>(l.block.x) * l.block.y * l.block.z;
     if (threads == 0 || threads > MAX_THREADS || l.block.z > 64) return cudaErrorInvalidConfiguration;
-    if (l.grid.x == 0 || l.grid.x > 0x7fffffffu || l.grid.y == 0 || l.grid.y > 65535 || l.grid.z == 0 || l.grid.z > 65535)
+    if (l.grid.x == 0 || l.grid.x > 0x7fffffffu || l.grid.y == 0 || l.grid.y > 65535 || l.grid.z == 0 ||
+        l.grid.z > 65535)
         return cudaErrorInvalidConfiguration;
     if (l.shared > allowed_for(l.kernel)) return cudaErrorInvalidValue;
     return cudaSuccess;
@@ -101,7 +102,8 @@ cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribu
         return cudaSuccess;
     case cudaFuncAttributePreferredSharedMemoryCarveout:
         return value >= -1 && value <= 100 ? cudaSuccess : result(cudaErrorInvalidValue);
-    default: return result(cudaErrorInvalidValue);
+    default:
+        return result(cudaErrorInvalidValue);
     }
 }
 
@@ -189,22 +191,53 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     cudaDeviceProp prop;
     if (const cudaError_t error = cudaGetDeviceProperties(&prop, device)) return error;
     switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock: *value = prop.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = static_cast<int>(prop.sharedMemPerBlock); break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(prop.sharedMemPerBlockOptin); break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = static_cast<int>(prop.sharedMemPerMultiprocessor); break;
-    case cudaDevAttrReservedSharedMemoryPerBlock: *value = static_cast<int>(prop.reservedSharedMemPerBlock); break;
-    case cudaDevAttrMultiProcessorCount: *value = prop.multiProcessorCount; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = prop.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrMaxBlocksPerMultiprocessor: *value = prop.maxBlocksPerMultiProcessor; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = prop.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = prop.minor; break;
-    case cudaDevAttrL2CacheSize: *value = prop.l2CacheSize; break;
-    case cudaDevAttrWarpSize: *value = prop.warpSize; break;
-    case cudaDevAttrClockRate: *value = 1000000; break;
-    case cudaDevAttrMemoryClockRate: *value = 1000000; break;
-    case cudaDevAttrGlobalMemoryBusWidth: *value = 4096; break;
-    default: return result(cudaErrorNotSupported);
+    case cudaDevAttrMaxThreadsPerBlock:
+        *value = prop.maxThreadsPerBlock;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+        *value = static_cast<int>(prop.sharedMemPerBlock);
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = static_cast<int>(prop.sharedMemPerBlockOptin);
+        break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = static_cast<int>(prop.sharedMemPerMultiprocessor);
+        break;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+        *value = static_cast<int>(prop.reservedSharedMemPerBlock);
+        break;
+    case cudaDevAttrMultiProcessorCount:
+        *value = prop.multiProcessorCount;
+        break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+        *value = prop.maxThreadsPerMultiProcessor;
+        break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor:
+        *value = prop.maxBlocksPerMultiProcessor;
+        break;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = prop.major;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = prop.minor;
+        break;
+    case cudaDevAttrL2CacheSize:
+        *value = prop.l2CacheSize;
+        break;
+    case cudaDevAttrWarpSize:
+        *value = prop.warpSize;
+        break;
+    case cudaDevAttrClockRate:
+        *value = 1000000;
+        break;
+    case cudaDevAttrMemoryClockRate:
+        *value = 1000000;
+        break;
+    case cudaDevAttrGlobalMemoryBusWidth:
+        *value = 4096;
+        break;
+    default:
+        return result(cudaErrorNotSupported);
     }
     return cudaSuccess;
 }
@@ -232,7 +265,8 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 const char *cudaGetErrorName(cudaError_t error)
 {
 #define MTP_EMU_NAME(e) \
-    case e: return #e
+    case e:             \
+        return #e
     switch (error) {
         MTP_EMU_NAME(cudaSuccess);
         MTP_EMU_NAME(cudaErrorInvalidValue);
@@ -257,7 +291,8 @@ const char *cudaGetErrorName(cudaError_t error)
         MTP_EMU_NAME(cudaErrorStreamCaptureIsolation);
         MTP_EMU_NAME(cudaErrorStreamCaptureImplicit);
         MTP_EMU_NAME(cudaErrorCapturedEvent);
-    default: return "unrecognized error code";
+    default:
+        return "unrecognized error code";
     }
 #undef MTP_EMU_NAME
 }

@@ -21,7 +21,8 @@ struct Range {
     size_t pitch, width, rows;
 };
 
-/* All of a range in one live allocation, or the process ends: on a device it would be an error later, or none at all. */
+/* All of a range in one live allocation, or the process ends: on a device it would be an error later, or none at all.
+ */
 void must_be_device(const char *call, const char *what, const Range &r)
 {
     const size_t bytes = r.rows ? (r.rows - 1) * r.pitch + r.width : 0;
@@ -57,8 +58,7 @@ cudaError_t copy(const char *call, Range to, Range from, cudaMemcpyKind kind, cu
         auto staged = std::make_shared<std::vector<char>>(from.width * from.rows);
         Range stage = {staged->data(), from.width, from.width, from.rows};
         move_rows(stage, from);
-        const cudaError_t error =
-            enqueue(stream, WorkKind::COPY, call, [to, stage, staged] { move_rows(to, stage); });
+        const cudaError_t error = enqueue(stream, WorkKind::COPY, call, [to, stage, staged] { move_rows(to, stage); });
         if (error != cudaSuccess) return error;
     } else {
         if (!to_device && is_pinned(to.at) && !queue->capture && !(from.at == to.at)) /* undefined until then */
@@ -221,9 +221,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
     const Lock lock(api_mutex());
     if (!attributes) return result(cudaErrorInvalidValue);
     *attributes = cudaPointerAttributes();
-    attributes->type = is_device(pointer, 1)  ? cudaMemoryTypeDevice
-                       : is_pinned(pointer) ? cudaMemoryTypeHost
-                                            : cudaMemoryTypeUnregistered;
+    attributes->type = is_device(pointer, 1) ? cudaMemoryTypeDevice
+                       : is_pinned(pointer)  ? cudaMemoryTypeHost
+                                             : cudaMemoryTypeUnregistered;
     if (attributes->type == cudaMemoryTypeDevice) attributes->devicePointer = const_cast<void *>(pointer);
     if (attributes->type != cudaMemoryTypeDevice) attributes->hostPointer = const_cast<void *>(pointer);
     return cudaSuccess;

@@ -1,5 +1,5 @@
-/* Inside the emulator: a block's threads, who of them runs, who waits for what. One Worker an OS thread that runs blocks;
- * a fiber is a stack, and goes through one CUDA thread after the other as long as none of them waits. */
+/* Inside the emulator: a block's threads, who of them runs, who waits for what. One Worker an OS thread that runs
+ * blocks; a fiber is a stack, and goes through one CUDA thread after the other as long as none of them waits. */
 #ifndef MTP_EMU_SCHEDULER_H
 #define MTP_EMU_SCHEDULER_H
 

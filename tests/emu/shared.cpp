@@ -74,7 +74,8 @@ void shared_begin(SharedMemory &shared, size_t dynamic_bytes)
         shared.dynamic = shared.end;
     } else {
         memset(shared.dynamic, 0xff, dynamic_bytes);
-        memset(shared.dynamic + dynamic_bytes, PATTERN, static_cast<size_t>(shared.end - shared.dynamic) - dynamic_bytes);
+        memset(shared.dynamic + dynamic_bytes, PATTERN,
+               static_cast<size_t>(shared.end - shared.dynamic) - dynamic_bytes);
     }
     memset(shared.dynamic - ZONE, PATTERN, ZONE);
     poison(shared.base, MOST);
@@ -89,8 +90,8 @@ void *static_shared(const void *key, const char *name, size_t bytes, size_t alig
     shared.static_bytes = (shared.static_bytes + align - 1) / align * align + bytes;
     const size_t most = profile().shared_static;
     if (shared.static_bytes > most)
-        kernel_fault(nullptr, 0, "static shared memory: %zu bytes with `%s`, a kernel may have %zu", shared.static_bytes,
-                     name, most);
+        kernel_fault(nullptr, 0, "static shared memory: %zu bytes with `%s`, a kernel may have %zu",
+                     shared.static_bytes, name, most);
     const size_t all = shared.static_bytes + shared.dynamic_bytes;
     if (all > profile().shared_optin)
         kernel_fault(nullptr, 0, "shared memory: %zu bytes static (with `%s`) and %zu dynamic, %s has %zu a block",

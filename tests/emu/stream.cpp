@@ -331,7 +331,8 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEven
     const Lock lock(api_mutex());
     const Event *a = event_of(from), *b = event_of(to);
     if (!milliseconds) return result(cudaErrorInvalidValue);
-    if (!a || !b || !a->moment || !b->moment || (a->flags & cudaEventDisableTiming) || (b->flags & cudaEventDisableTiming))
+    if (!a || !b || !a->moment || !b->moment || (a->flags & cudaEventDisableTiming) ||
+        (b->flags & cudaEventDisableTiming))
         return result(cudaErrorInvalidResourceHandle);
     if (!a->moment->done || !b->moment->done) return result(cudaErrorNotReady);
     *milliseconds = static_cast<float>(1e3 * (b->moment->seconds - a->moment->seconds));

@@ -6,7 +6,8 @@ namespace emu
 
 static void need_all(unsigned mask)
 {
-    if (mask != ~0u) kernel_fault(nullptr, 0, "a tensor core instruction by lanes %08x: all 32 take part, always", mask);
+    if (mask != ~0u)
+        kernel_fault(nullptr, 0, "a tensor core instruction by lanes %08x: all 32 take part, always", mask);
 }
 
 static unsigned word(const Thread *lane, unsigned i)

@@ -26,8 +26,10 @@ void collective(const Collective &what, unsigned mask, const char *file, int lin
         kernel_fault(file, line, "%s: lane %u is not in its own mask %08x", what.name, task.lane, mask);
     Meeting *meeting = nullptr, *unused = nullptr;
     for (Meeting &m : warp.meetings) {
-        if (m.arrived && m.mask == mask) meeting = &m;
-        else if (!m.arrived && !unused) unused = &m;
+        if (m.arrived && m.mask == mask)
+            meeting = &m;
+        else if (!m.arrived && !unused)
+            unused = &m;
     }
     if (!meeting) {
         if (!unused) kernel_fault(file, line, "%s: more than %u different masks wait in one warp", what.name, MEETINGS);
@@ -44,8 +46,10 @@ void collective(const Collective &what, unsigned mask, const char *file, int lin
     if (what.orders_memory) tsan_release(tag);
     meeting->arrived |= 1u << task.lane;
     meeting->lanes[task.lane] = &task;
-    if (meeting->arrived == (mask & warp.live)) finish_meeting(block, *meeting, &task);
-    else wait_here(block, what.name, file, line);
+    if (meeting->arrived == (mask & warp.live))
+        finish_meeting(block, *meeting, &task);
+    else
+        wait_here(block, what.name, file, line);
     if (what.orders_memory) tsan_acquire(tag);
 }
 
