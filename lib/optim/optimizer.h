@@ -6,9 +6,11 @@
 #include "base/context.h"
 #include "mtp/optim.h"
 
-/* One trained tensor: F32 device memory of the caller, which outlives the optimizer. */
+/* One trained tensor, or with moments that are sharded over ranks a part of one: F32 device memory of the caller, which
+ * outlives the optimizer. */
 typedef struct mtp__optim_tensor {
-    const char *name;
+    const char *name; /* of the whole tensor */
+    int64_t first;    /* place of its first value in the whole tensor; a part has views of one axis */
     mtp_view value;
     mtp_view grad; /* same shape */
     bool decays;   /* weight decay applies: two axes, not excluded by name */

@@ -116,7 +116,8 @@ mtp_status mtp__checkpoint_open(const char *directory, bool verify, mtp__manifes
     return MTP_OK;
 }
 
-/* The newest good checkpoint of a run, looked for from the newest on; `*damaged` counts those that were skipped. */
+/* The newest good checkpoint of a run, looked for from the newest on; `*damaged` counts those that were skipped. One
+ * that cannot be read (permission, a failing disk) may be good and is not passed over. */
 static mtp_status find_newest(const char *run_directory, const mtp_logger *logger, int64_t *damaged,
                               mtp__manifest **manifest)
 {
@@ -129,7 +130,7 @@ static mtp_status find_newest(const char *run_directory, const mtp_logger *logge
         status = mtp__checkpoint_path(run_directory, list.steps[i], &path);
         if (status == MTP_OK) status = mtp__checkpoint_open(path, true, manifest);
         free(path);
-        if (status == MTP_OK || status == MTP_E_VERSION || status == MTP_E_MEMORY) continue;
+        if (status == MTP_OK || status == MTP_E_VERSION || status == MTP_E_MEMORY || status == MTP_E_IO) continue;
         mtp_log(logger, MTP_LOG_WARNING, "skipped: %s", mtp_last_error()->message);
         ++*damaged;
         status = MTP_OK;
@@ -224,6 +225,27 @@ mtp_status mtp__checkpoint_remove(const char *directory)
     return status;
 }
 
+/* "checkpoints/.step-00000400.old" without a "step-00000400" beside it: put it back. */
+static mtp_status put_back(const char *directory, const char *name, bool *done)
+{
+    const size_t length = strlen(name), suffix = strlen(MTP__CHECKPOINT_OLD);
+    char *from = NULL, *to = NULL;
+    *done = false;
+    if (length <= suffix + 1 || strcmp(name + length - suffix, MTP__CHECKPOINT_OLD) != 0) return MTP_OK;
+    mtp_status status = mtp__path_join(directory, name, &from);
+    if (status == MTP_OK) status = mtp__path_join(directory, name + 1, &to);
+    if (status == MTP_OK) {
+        to[strlen(to) - suffix] = '\0';
+        *done = step_of(mtp__path_name(to)) >= 0 && !mtp__path_exists(to);
+        if (*done && rename(from, to) != 0)
+            status =
+                MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s cannot be renamed back to %s: %s", from, to, strerror(errno));
+    }
+    free(from);
+    free(to);
+    return status;
+}
+
 mtp_status mtp__checkpoint_remove_leftovers(const char *run_directory)
 {
     char *directory = NULL;
@@ -233,7 +255,10 @@ mtp_status mtp__checkpoint_remove_leftovers(const char *run_directory)
     if (mtp__dir_exists(directory)) status = mtp__dir_list(directory, MTP__LIST_DIRECTORIES, NULL, &names);
     for (size_t i = 0; status == MTP_OK && i < names.count; i++) {
         char *path = NULL;
+        bool done = false;
         if (names.names[i][0] != '.') continue;
+        status = put_back(directory, names.names[i], &done);
+        if (done || status != MTP_OK) continue;
         status = mtp__path_join(directory, names.names[i], &path);
         if (status == MTP_OK) status = mtp__checkpoint_remove(path);
         free(path);

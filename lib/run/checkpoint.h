@@ -2,16 +2,19 @@
  *
  *   RUN/run.json                                   what makes a directory a run
  *   RUN/checkpoints/step-00000400/manifest.json    this file's subject
- *   RUN/checkpoints/step-00000400/shard-00000-of-00001.safetensors
- *                                                  F32 masters "param.<name>" of every parameter, "exp_avg.<name>" and
- *                                                  "exp_avg_sq.<name>" of the trained ones
+ *   RUN/checkpoints/step-00000400/shard-00000-of-00002.safetensors
+ *                                                  one of each rank: F32 masters "param.<name>" of every parameter,
+ *                                                  "exp_avg.<name>" and "exp_avg_sq.<name>" of the trained ones
  *   RUN/checkpoints/best                           a link to the best one by accepted length, with keep_best
  *
- * A directory appears whole: it is written under a temporary name, synced and renamed. It is a checkpoint when its
- * manifest is there, of a version this build knows and with its own CRC-32C right, and every shard it lists has the
- * size and the CRC-32C it says.
- * Random numbers are pure functions of (seed, position), so the seed and the position of the loader are all their
- * state. */
+ * A tensor that no shard holds whole stands in parts, as "exp_avg.<name>[first:end]" with one axis: values [first, end)
+ * of it in row-major order. Parts cover every value once, however many ranks wrote them; a checkpoint of any world size
+ * loads into any other.
+ *
+ * A directory appears whole: it is written under a temporary name (".step-00000400.tmp"), synced and renamed. It is a
+ * checkpoint when its manifest is there, of a version this build knows and with its own CRC-32C right, and every shard
+ * it lists has the size and the CRC-32C it says. Random numbers are pure functions of (seed, position), so the seed and
+ * the position of the loader are all their state. */
 #ifndef MTP_RUN_CHECKPOINT_H
 #define MTP_RUN_CHECKPOINT_H
 
@@ -20,6 +23,12 @@
 #include "optim/optimizer.h"
 
 #define MTP__CHECKPOINT_FORMAT "mtp-checkpoint"
+/* how names of tensors begin */
+#define MTP__CHECKPOINT_PARAM "param."
+#define MTP__CHECKPOINT_EXP_AVG "exp_avg."
+#define MTP__CHECKPOINT_EXP_AVG_SQ "exp_avg_sq."
+/* how the directory's name ends that a checkpoint has while another of its step takes its place */
+#define MTP__CHECKPOINT_OLD ".old"
 enum { MTP__CHECKPOINT_VERSION = 2, MTP__CHECKPOINT_MAX_SHARDS = 65536 };
 
 typedef struct mtp__shard {
@@ -84,21 +93,70 @@ mtp_status mtp__checkpoint_find(const char *path, const mtp_logger *logger, mtp_
  * missing, unknown or of another shape. MTP_E_DATA also when the drafter computes something else with them than it did
  * then: another config.json or token_ordering. */
 mtp_status mtp__checkpoint_load_weights(const mtp__manifest *manifest, mtp_drafter *drafter);
-/* Overwrite moments and step of an optimizer whose tensors bear the drafter's names. */
-mtp_status mtp__checkpoint_load_optimizer(const mtp__manifest *manifest, mtp__optimizer *optimizer);
+/* Overwrite moments and step of an optimizer of the drafter's trained parameters, or of parts of them. The moments must
+ * be exactly those of the trained parameters: MTP_E_DATA as above. */
+mtp_status mtp__checkpoint_load_optimizer(const mtp__manifest *manifest, const mtp_drafter *drafter,
+                                          mtp__optimizer *optimizer);
 
-/* Write RUN/checkpoints/step-<manifest->step>; sets manifest->shards, computation and world_size 1. On failure nothing
- * new is there and what was there stays. An existing directory of that step is replaced. */
+/* ---- writing: lib/run/saver.h does it beside the training, mtp__checkpoint_save at once ------------------------ */
+
+/* What one rank writes: device memory under names of the format. */
+typedef struct mtp__piece {
+    char *key;     /* "exp_avg.<name>" or "exp_avg.<name>[first:end]" */
+    mtp_view view; /* F32 */
+} mtp__piece;
+typedef struct mtp__pieces {
+    mtp_context *context;
+    mtp__piece *items; /* [count] */
+    int64_t count, capacity;
+    int64_t num_values; /* of all pieces */
+} mtp__pieces;
+
+/* Who writes what. */
+typedef struct mtp__share {
+    int64_t rank, world_size;
+    bool sharded_moments; /* each rank's optimizer holds other moments; false: all hold the same ones */
+} mtp__share;
+
+/* The pieces of one rank: the moments that it alone holds, and an equal share, by position, of what all ranks hold. The
+ * memory stays the drafter's and the optimizer's. Free with mtp__pieces_free, also after a failure. */
+mtp_status mtp__pieces_collect(const mtp_drafter *drafter, const mtp__optimizer *optimizer, const mtp__share *share,
+                               mtp__pieces *pieces);
+void mtp__pieces_free(mtp__pieces *pieces); /* accepts a zeroed struct and zeroes it */
+
+enum { MTP__SHARD_NAME = 64 };
+void mtp__shard_name(int64_t rank, int64_t world_size, char name[MTP__SHARD_NAME]);
+/* The directory in which the checkpoint of `step` is put together; free() it. */
+mtp_status mtp__checkpoint_staging(const char *run_directory, int64_t step, char **path);
+/* Write and sync this rank's shard into the staging directory, which is made when missing. `values` is a copy of all
+ * pieces one behind the other, in host memory; NULL: read the device. Says what the manifest needs of it. */
+mtp_status mtp__shard_write(const char *run_directory, int64_t step, const mtp__share *share, const mtp__pieces *pieces,
+                            const float *values, uint64_t *bytes, uint32_t *crc32c);
+/* Make a checkpoint of the staging directory: check that every shard of manifest->shards is there in full size, write
+ * the manifest, give the directory its name. An existing directory of that step is replaced. */
+mtp_status mtp__checkpoint_publish(const char *run_directory, const mtp__manifest *manifest);
+/* Remove the staging directory of a save that failed; the thread's error record stays. */
+void mtp__checkpoint_abandon(const char *run_directory, int64_t step);
+/* Fingerprint for manifest->computation. */
+uint64_t mtp__checkpoint_computation(const mtp_drafter *drafter);
+
+/* All of it, of one process: RUN/checkpoints/step-<manifest->step>; sets manifest->shards, computation and
+ * world_size 1. On failure nothing new is there and what was there stays. */
 mtp_status mtp__checkpoint_save(const char *run_directory, mtp__manifest *manifest, const mtp_drafter *drafter,
                                 const mtp__optimizer *optimizer);
-/* Bytes that such a checkpoint takes on disk, within a few KiB. */
+/* Put one shard more at the end of the list. */
+mtp_status mtp__manifest_add_shard(mtp__manifest *manifest, const char *file, uint64_t bytes, uint32_t crc32c);
+/* Bytes that a checkpoint takes on disk, within a few KiB a shard. */
 uint64_t mtp__checkpoint_bytes(const mtp_drafter *drafter);
+
+/* ---- keeping house -------------------------------------------------------------------------------------------- */
+
 /* Remove a checkpoint directory and the files in it; one that is not there is fine. */
 mtp_status mtp__checkpoint_remove(const char *directory);
 /* Point RUN/checkpoints/best to the checkpoint of `step`. */
 mtp_status mtp__checkpoint_mark_best(const char *run_directory, int64_t step);
-/* Remove what an interrupted save left in RUN/checkpoints: directories whose names begin with a dot. Only for who holds
- * the run's lock. */
+/* Remove what an interrupted save left in RUN/checkpoints: directories whose names begin with a dot. A checkpoint that
+ * was moved away for one that then did not come is put back. Only for who holds the run's lock. */
 mtp_status mtp__checkpoint_remove_leftovers(const char *run_directory);
 /* Which checkpoints stay. */
 typedef struct mtp__retention {

@@ -49,6 +49,17 @@ mtp_status mtp__manifest_add_setting(mtp__manifest *manifest, const char *key, c
     return grown[count].key && grown[count].value ? MTP_OK : no_memory();
 }
 
+mtp_status mtp__manifest_add_shard(mtp__manifest *manifest, const char *file, uint64_t bytes, uint32_t crc32c)
+{
+    const size_t count = (size_t)manifest->num_shards;
+    mtp__shard *grown = realloc(manifest->shards, (count + 1) * sizeof *grown);
+    if (!grown) return no_memory();
+    manifest->shards = grown;
+    grown[count] = (mtp__shard){.file = strdup(file), .bytes = bytes, .crc32c = crc32c};
+    manifest->num_shards++;
+    return grown[count].file ? MTP_OK : no_memory();
+}
+
 const char *mtp__manifest_setting(const mtp__manifest *manifest, const char *key)
 {
     for (int64_t i = 0; i < manifest->num_settings; i++)

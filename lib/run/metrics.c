@@ -85,12 +85,6 @@ mtp_status mtp__metrics_open(const char *run_directory, int64_t step, int64_t la
     return status;
 }
 
-mtp_status mtp__metrics_sync(mtp__metrics *metrics)
-{
-    MTP_TRY(mtp__jsonl_sync(&metrics->lines));
-    return mtp__tfevents_flush(metrics->events);
-}
-
 mtp_status mtp__metrics_close(mtp__metrics *metrics)
 {
     mtp_status status = metrics->lines.fd >= 0 ? mtp__jsonl_sync(&metrics->lines) : MTP_OK;

@@ -58,8 +58,6 @@ mtp_status mtp__metrics_train(mtp__metrics *metrics, const mtp__update *update, 
 mtp_status mtp__metrics_eval(mtp__metrics *metrics, int64_t step, const mtp_evaluation *evaluation);
 /* A step that was skipped, the `bad_steps`-th of the run. */
 mtp_status mtp__metrics_bad_step(mtp__metrics *metrics, const mtp__update *update, int64_t bad_steps);
-/* Make what was written durable. */
-mtp_status mtp__metrics_sync(mtp__metrics *metrics);
 /* Accepts a zeroed struct (with lines.fd -1). A failing close is reported, everything is released. */
 mtp_status mtp__metrics_close(mtp__metrics *metrics);
 /* The same after a failure: the error record stays that of the failure. */

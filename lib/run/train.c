@@ -1,76 +1,12 @@
-/* The loop of training: update, look, save. */
+/* The loop of training: update, look, save (train_save.c). */
 #include <string.h>
 
 #include "run/config.h"
-#include "run/resume.h"
 #include "run/train_run.h"
 
 bool mtp__run_stopped(const mtp__run *run)
 {
     return run->options->stop && run->options->stop(run->options->user);
-}
-
-/* ---- saving --------------------------------------------------------------------------------------------------- */
-
-/* The micro-batch after the last one taken. */
-static mtp_status next_position(const mtp__run *run, mtp__manifest *m)
-{
-    int64_t count = 0;
-    MTP_TRY(mtp_loader_batches(run->trainer.loader, run->epoch, &count));
-    m->epoch = run->epoch;
-    m->batch = run->batch + 1;
-    if (m->batch < count) return MTP_OK;
-    m->epoch++;
-    m->batch = 0;
-    return MTP_OK;
-}
-
-static mtp_status fill_manifest(const mtp__run *run, mtp__manifest *m)
-{
-    const mtp__trainer *t = &run->trainer;
-    m->step = run->step;
-    m->bad_steps = run->bad_steps;
-    m->total_steps = t->schedule.max_steps;
-    m->seed = (uint64_t)run->config->seed;
-    m->verifier = mtp__trainer_verifier_fingerprint(t->verifier);
-    m->dataset = mtp_dataset_fingerprint(t->train_data);
-    m->num_samples = mtp_dataset_size(t->train_data);
-    m->best_step = run->best_step;
-    m->best_length = run->best_length;
-    m->evals_since_best = run->evals_since_best;
-    m->last_eval_step = run->last_eval_step;
-    m->drafter = strdup(run->drafter);
-    if (!m->drafter) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a checkpoint's manifest");
-    MTP_TRY(next_position(run, m));
-    return mtp__resume_record(run->config, m);
-}
-
-static mtp_status save_alone(mtp__run *run)
-{
-    const bool best = run->config->keep_best && run->best_step == run->step;
-    mtp__manifest *m = mtp__manifest_create();
-    if (!m) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a checkpoint's manifest");
-    mtp_status status = mtp__metrics_sync(&run->metrics); /* a checkpoint never knows more than the metrics */
-    if (status == MTP_OK) status = fill_manifest(run, m);
-    if (status == MTP_OK)
-        status = mtp__checkpoint_save(run->directory.path, m, run->trainer.drafter, run->trainer.optimizer);
-    mtp__manifest_free(m);
-    MTP_TRY(status);
-    if (best) MTP_TRY(mtp__checkpoint_mark_best(run->directory.path, run->step));
-    const mtp__retention retention = {.last = run->config->keep_last,
-                                      .every = run->config->keep_every,
-                                      .best_step = run->config->keep_best ? run->best_step : -1};
-    return mtp__checkpoint_prune(run->directory.path, &retention);
-}
-
-/* Write a checkpoint of now, and remove what keep_last, keep_every and keep_best do not keep. */
-static mtp_status save(mtp__run *run)
-{
-    const double begin = mtp__clock();
-    MTP_TRY(mtp__ranks_agree(&run->ranks, mtp__run_writes(run) ? save_alone(run) : MTP_OK));
-    run->saved_step = run->step;
-    mtp__progress_skip(&run->progress, mtp__clock() - begin);
-    return MTP_OK;
 }
 
 /* ---- looking -------------------------------------------------------------------------------------------------- */
@@ -107,7 +43,7 @@ static mtp_status evaluate(mtp__run *run)
     }
     mtp_log(run->options->logger, MTP_LOG_INFO, "evaluation at step %lld: %.4f accepted drafts a round, loss %.4f%s",
             (long long)run->step, length, run->trained.loss, better ? ", the best so far" : "");
-    if (better && c->keep_best) MTP_TRY(save(run));
+    if (better && c->keep_best) MTP_TRY(mtp__run_save(run));
     return MTP_OK;
 }
 
@@ -147,7 +83,7 @@ static mtp_status show(mtp__run *run, const mtp__update *update)
 
 static mtp_status interrupted(mtp__run *run)
 {
-    if (run->saved_step != run->step) MTP_TRY(save(run));
+    MTP_TRY_AT(mtp__run_save_last(run), "interrupted at step %lld", (long long)run->step);
     return MTP_FAIL(MTP_E_INTERRUPTED,
                     "interrupted at step %lld of %lld; a checkpoint is saved, --resume auto goes on from it",
                     (long long)run->step, (long long)run->total_steps);
@@ -171,9 +107,10 @@ static mtp_status one_step(mtp__run *run)
     run->batch = update.batch;
     if (!update.bad) run->loss = update.loss;
     MTP_TRY(show(run, &update));
+    MTP_TRY(mtp__run_settle(run, false));
     MTP_TRY(look(run));
     const int64_t every = run->config->save_steps;
-    if (every > 0 && run->step % every == 0 && run->saved_step != run->step) MTP_TRY(save(run));
+    if (every > 0 && run->step % every == 0 && run->begun_step != run->step) MTP_TRY(mtp__run_save(run));
     return MTP_OK;
 }
 
@@ -182,22 +119,23 @@ static mtp_status loop(mtp__run *run)
     mtp__progress_start(&run->progress, run->step);
     const int64_t evaluated = run->last_eval_step;
     MTP_TRY(look(run)); /* an evaluation that was interrupted at the step we go on from */
-    if (run->last_eval_step != evaluated) MTP_TRY(save(run));
+    if (run->last_eval_step != evaluated) MTP_TRY(mtp__run_save(run));
     while (run->step < run->total_steps && !out_of_patience(run)) {
         MTP_TRY(one_step(run));
     }
     MTP_TRY(mtp__run_check_trained(run));
-    if (run->saved_step != run->step) MTP_TRY(save(run));
-    return MTP_OK;
+    return mtp__run_save_last(run);
 }
 
-/* A run that fails says what is left of it. */
-static mtp_status with_last_good(const mtp__run *run, mtp_status status)
+/* A run that fails says what is left of it; alone it may still wait for that. */
+static mtp_status with_last_good(mtp__run *run, mtp_status status)
 {
-    const mtp_error *last = mtp_last_error();
-    if (status == MTP_OK || status == MTP_E_INTERRUPTED || run->saved_step < 0) return status;
-    return mtp__fail(status, last->foreign, last->file, last->line,
-                     "%s; the last good checkpoint is that of step %lld, --resume auto goes on from it", last->message,
+    if (status == MTP_OK || status == MTP_E_INTERRUPTED) return status;
+    const mtp_error first = *mtp_last_error();
+    if (run->ranks.world_size == 1 && mtp__run_settle(run, true) != MTP_OK) return mtp__fail_again(&first);
+    if (run->saved_step < 0) return mtp__fail_again(&first);
+    return mtp__fail(status, first.foreign, first.file, first.line,
+                     "%s; the last good checkpoint is that of step %lld, --resume auto goes on from it", first.message,
                      (long long)run->saved_step);
 }
 
@@ -246,6 +184,8 @@ mtp_status mtp_train(const mtp_train_config *config, const mtp_train_options *op
                     .metrics = {.lines = {.fd = -1}},
                     .batch = -1,
                     .saved_step = -1,
+                    .begun_step = -1,
+                    .kept_best_step = -1,
                     .best_step = -1,
                     .last_eval_step = -1,
                     .trained_step = -1};

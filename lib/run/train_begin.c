@@ -223,16 +223,14 @@ static mtp_status load_checkpoint(mtp__run *run)
     const mtp__manifest *m = run->resume;
     if (!m) return MTP_OK;
     MTP_TRY(mtp__checkpoint_load_weights(m, run->trainer.drafter));
-    MTP_TRY(mtp__checkpoint_load_optimizer(m, run->trainer.optimizer));
+    MTP_TRY(mtp__checkpoint_load_optimizer(m, run->trainer.drafter, run->trainer.optimizer));
     MTP_TRY(mtp_loader_seek(run->trainer.loader, m->epoch, m->batch));
     run->step = m->step;
     run->bad_steps = m->bad_steps;
     run->epoch = m->epoch;
     run->batch = m->batch - 1;
     if (run->resume_is_ours) {
-        run->saved_step = m->step;
-        run->best_step = m->best_step;
-        run->best_length = m->best_length;
+        run->saved_step = run->begun_step = m->step;
         run->evals_since_best = m->evals_since_best;
         run->last_eval_step = m->last_eval_step;
         if (mtp__run_writes(run))
@@ -262,7 +260,9 @@ mtp_status mtp__run_begin(mtp__run *run)
     run->metrics.K = (int32_t)run->config->num_speculative_steps;
     MTP_TRY(mtp__ranks_agree(&run->ranks, mtp__run_writes(run) ? claim_directory(run) : know_directory(run)));
     MTP_TRY(evaluate_start(run));
-    return mtp__ranks_agree(&run->ranks, load_checkpoint(run));
+    MTP_TRY(mtp__ranks_agree(&run->ranks, load_checkpoint(run)));
+    if (run->resume && run->resume_is_ours) MTP_TRY(mtp__run_take_best(run));
+    return mtp__ranks_agree(&run->ranks, mtp__run_open_saver(run));
 }
 
 void mtp__run_close(mtp__run *run)
@@ -270,6 +270,7 @@ void mtp__run_close(mtp__run *run)
     mtp_evaluation_free(&run->start);
     mtp_evaluation_free(&run->trained);
     mtp__manifest_free(run->resume);
+    mtp__saver_free(run->saver);
     mtp__trainer_close(&run->trainer);
     mtp__run_dir_close(&run->directory);
     mtp__ranks_close(&run->ranks);

@@ -64,6 +64,8 @@ mtp_status mtp__run_export(mtp__run *run)
     char *source = NULL, *output = NULL;
     mtp_context *context = NULL;
     const mtp_context_options options = mtp__config_context(run->config, run->options->logger);
+    mtp__saver_free(run->saver);
+    run->saver = NULL;
     mtp__trainer_close(&run->trainer); /* the export loads the weights once more: make room */
     mtp_status status = mtp_context_create(&options, &context);
     if (status == MTP_OK) status = mtp__checkpoint_path(run->directory.path, final_step(run), &source);

@@ -7,6 +7,7 @@
 #include "run/checkpoint.h"
 #include "run/progress.h"
 #include "run/run_dir.h"
+#include "run/saver.h"
 #include "run/trainer.h"
 
 typedef struct mtp__run {
@@ -16,6 +17,7 @@ typedef struct mtp__run {
     mtp__trainer trainer;
     mtp__run_dir directory;
     mtp__metrics metrics;
+    mtp__saver *saver;
     mtp__progress progress;
     mtp__manifest *resume; /* the checkpoint to go on from; NULL: from the start */
     bool resume_is_ours;   /* it lies in output_dir */
@@ -25,10 +27,15 @@ typedef struct mtp__run {
     int64_t bad_steps;    /* of them skipped */
     int64_t total_steps;  /* of the run */
     int64_t epoch, batch; /* last micro-batch taken; batch -1: none */
-    int64_t saved_step;   /* of the newest checkpoint of this run; -1: none */
-    double loss;          /* of the last update */
+    int64_t saved_step;   /* of the newest complete checkpoint of this run; -1: none */
+    int64_t begun_step;   /* of the newest one that was begun; -1: none */
+    bool begun_best;      /* it is to be the best one, with begun_length */
+    double begun_length;
+    double loss; /* of the last update */
     int64_t best_step, evals_since_best, last_eval_step;
     double best_length;
+    int64_t kept_best_step; /* the best one whose checkpoint is complete, with keep_best; -1: none */
+    double kept_best_length;
     bool stopped_early;
 
     mtp_evaluation start, trained; /* for the comparison */
@@ -52,6 +59,18 @@ void mtp__run_close(mtp__run *run);
 bool mtp__run_stopped(const mtp__run *run);
 /* Evaluate the drafter in memory, over all ranks, into `evaluation` (freed first), outside the clock of training. */
 mtp_status mtp__run_evaluate(mtp__run *run, mtp_evaluation *evaluation);
+
+/* Memory and thread for checkpoints. */
+mtp_status mtp__run_open_saver(mtp__run *run);
+/* Begin a checkpoint of now; waits for one that is still being written. */
+mtp_status mtp__run_save(mtp__run *run);
+/* Look after the checkpoint under way; `wait`: until it has ended. One that could not be saved is said in the log. */
+mtp_status mtp__run_settle(mtp__run *run, bool wait);
+/* Have a checkpoint of now, complete; a failure when it cannot be saved. */
+mtp_status mtp__run_save_last(mtp__run *run);
+/* The best evaluation so far, as the checkpoint says that the run goes on from. With keep_best one whose own checkpoint
+ * is damaged is forgotten. */
+mtp_status mtp__run_take_best(mtp__run *run);
 
 /* Count and record a bad step; more of them than max_bad_steps are MTP_E_DATA naming the samples. */
 mtp_status mtp__run_skip(mtp__run *run, const mtp__update *update);

@@ -62,8 +62,8 @@ uint64_t mtp__trainer_verifier_fingerprint(const mtp_verifier *verifier);
  * and accumulation A the update takes the next A * W micro-batches of the run (at the end of a run given in epochs
  * those that are left), number i of them on rank i mod W; a rank may have none. Counts, sums and gradients are those of
  * all ranks. `stop` on any rank: nothing is done on all, and update->stopped is true. When loss or
- * gradient norm are not finite, update->bad is set, trainer->bad names the samples of all ranks, and weights and moments
- * are those of before. */
+ * gradient norm are not finite, update->bad is set, trainer->bad names the samples of all ranks, and weights and
+ * moments are those of before. */
 mtp_status mtp__trainer_update(mtp__trainer *trainer, int64_t done, bool stop, mtp__update *update);
 
 #endif

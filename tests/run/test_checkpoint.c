@@ -1,6 +1,6 @@
 /* Protects: a checkpoint gives back every bit; a damaged, incomplete or newer one is refused by name with its reason
  * and the good one beside it is named; a failing save leaves what was there. */
-#include "support.h"
+#include "fixture.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -10,67 +10,9 @@
 #include "base/file.h"
 #include "run/checkpoint.h"
 
-typedef struct fixture {
-    mtp_context *context;
-    mtp_drafter *drafter;
-    mtp__optimizer *optimizer;
-    const char *run;
-} fixture;
-
-static fixture open_fixture(void)
-{
-    fixture f = {.run = test_path("%s/run", test_dir())};
-    const mtp_context_options options = {.num_threads = 1};
-    const mtp_adamw_config adamw = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8};
-    assert_ok(mtp_context_create(&options, &f.context));
-    assert_ok(mtp_drafter_load(f.context, MTP_TEST_DATA "/sample/drafter_init", &f.drafter));
-    assert_ok(mtp_drafter_freeze(f.drafter, "*.layer_scalar"));
-    assert_ok(mtp__drafter_alloc_grads(f.drafter));
-    mtp__optim_tensor *tensors = calloc((size_t)f.drafter->num_params, sizeof *tensors);
-    int64_t count = 0;
-    for (int64_t i = 0; i < f.drafter->num_params; i++) {
-        const mtp__param *param = &f.drafter->params[i];
-        if (param->trained)
-            tensors[count++] = (mtp__optim_tensor){
-                .name = param->name, .value = mtp__param_value(param), .grad = mtp__param_grad(param)};
-    }
-    assert_ok(mtp__optimizer_create(f.context, tensors, count, &adamw, &f.optimizer));
-    free(tensors);
-    return f;
-}
-
-static void close_fixture(fixture *f)
-{
-    mtp__optimizer_free(f->optimizer);
-    mtp_drafter_free(f->drafter);
-    mtp_context_free(f->context);
-}
-
-static void scramble(fixture *f, uint64_t seed)
-{
-    test_rng rng = {seed};
-    for (int64_t i = 0; i < f->drafter->num_params; i++)
-        test_fill(&rng, f->drafter->params[i].value, f->drafter->params[i].count, 1.0f);
-    test_fill(&rng, f->optimizer->moments, (int64_t)(f->optimizer->moment_bytes / sizeof(float)), 1.0f);
-}
-
 static void save(fixture *f, int64_t step)
 {
-    mtp__manifest *m = mtp__manifest_create();
-    m->step = step;
-    m->total_steps = 100;
-    m->epoch = 3;
-    m->batch = 4;
-    m->seed = 9007199254740991u;
-    m->drafter = strdup("/models/a \"drafter\"");
-    m->verifier = 0xfedcba9876543210u;
-    m->dataset = 0x8000000000000001u;
-    m->num_samples = 6;
-    m->best_step = step;
-    m->best_length = 0.1 + 0.2;
-    m->evals_since_best = 2;
-    m->last_eval_step = step;
-    assert_ok(mtp__manifest_add_setting(m, "optimizer.learning_rate", "0.001"));
+    mtp__manifest *m = make_manifest(step);
     assert_ok(mtp__checkpoint_save(f->run, m, f->drafter, f->optimizer));
     mtp__manifest_free(m);
 }
@@ -109,15 +51,8 @@ static void gives_back_every_bit(void **state)
     assert_string_equal(mtp__manifest_setting(m, "optimizer.learning_rate"), "0.001");
     assert_null(mtp__manifest_setting(m, "optimizer.weight_decay"));
     assert_ok(mtp__checkpoint_load_weights(m, g.drafter));
-    assert_ok(mtp__checkpoint_load_optimizer(m, g.optimizer));
-    for (int64_t i = 0; i < f.drafter->num_params; i++)
-        assert_memory_equal(f.drafter->params[i].value, g.drafter->params[i].value,
-                            (size_t)f.drafter->params[i].count * sizeof(float));
-    for (int64_t i = 0; i < f.optimizer->num_tensors; i++) {
-        const size_t size = (size_t)mtp_view_count(f.optimizer->exp_avg[i]) * sizeof(float);
-        assert_memory_equal(f.optimizer->exp_avg[i].data, g.optimizer->exp_avg[i].data, size);
-        assert_memory_equal(f.optimizer->exp_avg_sq[i].data, g.optimizer->exp_avg_sq[i].data, size);
-    }
+    assert_ok(mtp__checkpoint_load_optimizer(m, g.drafter, g.optimizer));
+    assert_same_state(&f, &g);
     assert_int_equal(g.optimizer->step, 12);
     mtp__manifest_free(m);
     close_fixture(&f);
@@ -280,9 +215,11 @@ static void another_drafter_is_refused(void **state)
     assert_ok(mtp__checkpoint_find(f.run, NULL, &m));
     assert_fails(mtp__checkpoint_load_weights(m, dense), MTP_E_DATA, "masked_embedding.centroids.weight is unknown");
     mtp_drafter_free(dense);
-    f.optimizer->num_tensors--;
-    assert_fails(mtp__checkpoint_load_optimizer(m, f.optimizer), MTP_E_DATA, "is unknown");
-    f.optimizer->num_tensors++;
+    mtp__param *param = &f.drafter->params[0];
+    param->trained = false; /* frozen now: the checkpoint has moments of it that nobody asks for */
+    assert_fails(mtp__checkpoint_load_optimizer(m, f.drafter, f.optimizer), MTP_E_DATA,
+                 test_path("exp_avg.%s is unknown", param->name));
+    param->trained = true;
     mtp__manifest_free(m);
     close_fixture(&f);
 }
@@ -295,6 +232,8 @@ static void keeps_the_newest_and_the_best(void **state)
     const char *leftover = test_path("%s/checkpoints/.step-00000006.tmp-1", f.run);
     assert_int_equal(mkdir(leftover, 0777), 0);
     test_write(test_path("%s/shard", leftover), "x", 1);
+    /* killed between moving a checkpoint away for a new one of its step and giving the new one its name */
+    assert_int_equal(rename(directory_of(&f, 4), test_path("%s/checkpoints/.step-00000004.old", f.run)), 0);
     assert_ok(mtp__checkpoint_mark_best(f.run, 2));
     assert_ok(mtp__checkpoint_prune(f.run, &(mtp__retention){.last = 2, .best_step = 2}));
     mtp__name_list names;

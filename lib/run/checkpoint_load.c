@@ -1,0 +1,305 @@
+/* Reading the tensors of a checkpoint into device memory, whoever wrote which part of them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/text.h"
+#include "mtp/safetensors.h"
+#include "run/checkpoint.h"
+
+static mtp_status no_memory(void)
+{
+    return MTP_FAIL(MTP_E_MEMORY, "out of memory for a checkpoint");
+}
+
+/* ---- the shards ----------------------------------------------------------------------------------------------- */
+
+/* A tensor of a shard, or a part of one. */
+typedef struct part {
+    const char *key; /* its name without the range; not terminated */
+    size_t length;   /* of the key */
+    bool whole;
+    int64_t first, end;
+    const mtp_safetensors_entry *entry;
+} part;
+
+typedef struct shard_set {
+    const mtp__manifest *manifest;
+    mtp_safetensors **files;
+    part *parts; /* sorted by key and first */
+    size_t count;
+    mtp__text *problems; /* one line each */
+} shard_set;
+
+static void close_shards(shard_set *set)
+{
+    for (int64_t i = 0; set->files && i < set->manifest->num_shards; i++) mtp_safetensors_close(set->files[i]);
+    free(set->files);
+    free(set->parts);
+}
+
+/* "[<first>:<end>]" at the end of a name. False when there is none. */
+static bool range_of(const char *name, part *p)
+{
+    const char *open = strrchr(name, '['), *digits = "0123456789";
+    if (!open) return false;
+    const size_t first = strspn(open + 1, digits);
+    const char *colon = open + 1 + first;
+    if (first < 1 || first > 18 || *colon != ':') return false;
+    const size_t end = strspn(colon + 1, digits);
+    if (end < 1 || end > 18 || strcmp(colon + 1 + end, "]") != 0) return false;
+    p->first = strtoll(open + 1, NULL, 10);
+    p->end = strtoll(colon + 1, NULL, 10);
+    p->length = (size_t)(open - name);
+    return true;
+}
+
+static part part_of(const mtp_safetensors_entry *entry)
+{
+    part p = {.key = entry->name, .entry = entry};
+    if (range_of(entry->name, &p)) return p;
+    p.length = strlen(entry->name);
+    p.whole = true;
+    p.end = entry->count;
+    return p;
+}
+
+static int compare_keys(const part *a, const char *key, size_t length)
+{
+    const int order = strncmp(a->key, key, a->length < length ? a->length : length);
+    return order ? order : (a->length > length) - (a->length < length);
+}
+
+static int compare_parts(const void *a, const void *b)
+{
+    const part *x = a, *y = b;
+    const int order = compare_keys(x, y->key, y->length);
+    return order ? order : (x->first > y->first) - (x->first < y->first);
+}
+
+static mtp_status list_parts(shard_set *set)
+{
+    size_t total = 0;
+    for (int64_t i = 0; i < set->manifest->num_shards; i++) total += mtp_safetensors_count(set->files[i]);
+    set->parts = calloc(total + 1, sizeof *set->parts);
+    if (!set->parts) return no_memory();
+    for (int64_t i = 0; i < set->manifest->num_shards; i++)
+        for (size_t j = 0; j < mtp_safetensors_count(set->files[i]); j++)
+            set->parts[set->count++] = part_of(mtp_safetensors_at(set->files[i], j));
+    qsort(set->parts, set->count, sizeof *set->parts, compare_parts);
+    return MTP_OK;
+}
+
+static mtp_status open_shards(const mtp__manifest *manifest, mtp__text *problems, shard_set *set)
+{
+    *set = (shard_set){.manifest = manifest, .problems = problems};
+    set->files = calloc((size_t)manifest->num_shards, sizeof *set->files);
+    mtp_status status = set->files ? MTP_OK : no_memory();
+    for (int64_t i = 0; status == MTP_OK && i < manifest->num_shards; i++) {
+        char *path = NULL;
+        status = mtp__path_join(manifest->directory, manifest->shards[i].file, &path);
+        if (status == MTP_OK) status = mtp_safetensors_open(path, &set->files[i]);
+        free(path);
+    }
+    if (status == MTP_OK) status = list_parts(set);
+    if (status != MTP_OK) close_shards(set);
+    return status;
+}
+
+/* ---- one tensor ----------------------------------------------------------------------------------------------- */
+
+/* Where values [first, first + count(view)) of a tensor of `whole`'s shape go. */
+typedef struct target {
+    const char *prefix, *name;
+    const mtp_view *whole;
+    mtp_view view;
+    int64_t first;
+    const part *parts; /* [count], found by look_up */
+    size_t count;
+} target;
+
+static bool same_shape(const mtp_safetensors_entry *entry, const mtp_view *view)
+{
+    bool same = entry->rank == view->rank;
+    for (int32_t i = 0; same && i < view->rank; i++) same = entry->shape[i] == view->shape[i];
+    return same;
+}
+
+/* Does a part have the form that its range says. */
+static bool well_formed(const part *p, const mtp_view *whole)
+{
+    if (p->entry->dtype != MTP_F32) return false;
+    if (p->whole) return same_shape(p->entry, whole);
+    return p->entry->rank == 1 && p->first < p->end && p->end <= mtp_view_count(*whole) &&
+           p->entry->count == p->end - p->first;
+}
+
+/* Find the parts of a tensor, which must be every value of it once; a line about what is wrong with them otherwise. */
+static void look_up(const shard_set *set, target *t)
+{
+    mtp__text key = {0};
+    mtp__text_add(&key, "%s%s", t->prefix, t->name);
+    if (key.failed) set->problems->failed = true;
+    const char *name = mtp__text_get(&key);
+    size_t low = 0, high = set->count;
+    while (low < high) { /* the first part that is not before the key */
+        const size_t middle = low + (high - low) / 2;
+        if (compare_keys(&set->parts[middle], name, key.length) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    t->parts = set->parts + low;
+    int64_t covered = 0;
+    bool fits = true;
+    for (; low < set->count && compare_keys(&set->parts[low], name, key.length) == 0; low++, t->count++) {
+        fits = fits && well_formed(&set->parts[low], t->whole) && set->parts[low].first == covered;
+        covered = set->parts[low].end;
+    }
+    if (t->count == 0)
+        mtp__text_add(set->problems, "\n  %s is missing", name);
+    else if (!fits && t->count == 1)
+        mtp__text_add(set->problems, "\n  %s has another shape or dtype", name);
+    else if (!fits || covered != mtp_view_count(*t->whole))
+        mtp__text_add(set->problems, "\n  %s: its parts have another shape or dtype, or are not all of it once", name);
+    mtp__text_free(&key);
+}
+
+/* Entries under `prefix` whose names the owner does not know. */
+static void find_unknown(const shard_set *set, const char *prefix, const mtp_drafter *drafter,
+                         bool (*known)(const mtp__param *param))
+{
+    const size_t length = strlen(prefix);
+    for (size_t i = 0; i < set->count; i++) {
+        const part *p = &set->parts[i];
+        bool found = false;
+        if (p->length < length || strncmp(p->key, prefix, length) != 0) continue;
+        for (int64_t j = 0; !found && j < drafter->num_params; j++)
+            found = known(&drafter->params[j]) && strlen(drafter->params[j].name) == p->length - length &&
+                    strncmp(drafter->params[j].name, p->key + length, p->length - length) == 0;
+        if (!found) mtp__text_add(set->problems, "\n  %s is unknown", p->entry->name);
+    }
+}
+
+static mtp_status judge(const shard_set *set, const char *whose)
+{
+    MTP_TRY(mtp__text_check(set->problems));
+    if (set->problems->length == 0) return MTP_OK;
+    return MTP_FAIL(MTP_E_DATA, "checkpoint %s does not fit %s:%s", set->manifest->directory, whose,
+                    set->problems->data);
+}
+
+static mtp_status upload(const shard_set *set, mtp_context *context, const target *t)
+{
+    const int64_t begin = t->first, end = t->first + mtp_view_count(t->view);
+    for (size_t i = 0; i < t->count; i++) {
+        const part *p = &t->parts[i];
+        const int64_t first = p->first > begin ? p->first : begin, last = p->end < end ? p->end : end;
+        if (first >= last) continue;
+        MTP_TRY_AT(context->ops->upload(context->device, (float *)t->view.data + (first - begin),
+                                        (const char *)p->entry->data + (size_t)(first - p->first) * sizeof(float),
+                                        (size_t)(last - first) * sizeof(float)),
+                   "checkpoint %s", set->manifest->directory);
+    }
+    return MTP_OK;
+}
+
+/* ---- the drafter ---------------------------------------------------------------------------------------------- */
+
+static bool any(const mtp__param *param)
+{
+    (void)param;
+    return true;
+}
+
+static mtp_status load_weights(const shard_set *set, mtp_drafter *drafter, target *targets, mtp_view *views)
+{
+    const int64_t count = drafter->num_params;
+    for (int64_t i = 0; i < count; i++) {
+        views[i] = mtp__param_value(&drafter->params[i]);
+        targets[i] = (target){
+            .prefix = MTP__CHECKPOINT_PARAM, .name = drafter->params[i].name, .whole = &views[i], .view = views[i]};
+        look_up(set, &targets[i]);
+    }
+    find_unknown(set, MTP__CHECKPOINT_PARAM, drafter, any);
+    MTP_TRY(judge(set, "the drafter"));
+    if (set->manifest->computation != mtp__checkpoint_computation(drafter))
+        return MTP_FAIL(
+            MTP_E_DATA,
+            "checkpoint %s does not fit the drafter %s: its config.json or its token_ordering is not the one "
+            "that these weights were trained with; put back what was there",
+            set->manifest->directory, drafter->directory);
+    for (int64_t i = 0; i < count; i++) MTP_TRY(upload(set, drafter->context, &targets[i]));
+    return MTP_OK;
+}
+
+mtp_status mtp__checkpoint_load_weights(const mtp__manifest *manifest, mtp_drafter *drafter)
+{
+    shard_set set;
+    mtp__text problems = {0};
+    MTP_TRY(open_shards(manifest, &problems, &set));
+    target *targets = calloc((size_t)drafter->num_params, sizeof *targets);
+    mtp_view *views = calloc((size_t)drafter->num_params, sizeof *views);
+    const mtp_status status = targets && views ? load_weights(&set, drafter, targets, views) : no_memory();
+    free(targets);
+    free(views);
+    mtp__text_free(&problems);
+    close_shards(&set);
+    return status;
+}
+
+/* ---- the optimizer -------------------------------------------------------------------------------------------- */
+
+static bool is_trained(const mtp__param *param)
+{
+    return param->trained;
+}
+
+static const mtp__param *param_of(const mtp_drafter *drafter, const char *name)
+{
+    for (int64_t i = 0; i < drafter->num_params; i++)
+        if (strcmp(drafter->params[i].name, name) == 0) return &drafter->params[i];
+    return NULL;
+}
+
+static mtp_status load_moments(const shard_set *set, const mtp_drafter *drafter, mtp__optimizer *o, target *targets,
+                               mtp_view *views)
+{
+    for (int64_t i = 0; i < o->num_tensors; i++) {
+        const mtp__optim_tensor *tensor = &o->tensors[i];
+        const mtp__param *param = param_of(drafter, tensor->name);
+        if (!param) return MTP_FAIL(MTP_E_INTERNAL, "the optimizer's %s is no parameter of the drafter", tensor->name);
+        views[i] = mtp__param_value(param);
+        target t = {.name = tensor->name, .whole = &views[i], .first = tensor->first};
+        t.prefix = MTP__CHECKPOINT_EXP_AVG;
+        t.view = o->exp_avg[i];
+        targets[2 * i] = t;
+        t.prefix = MTP__CHECKPOINT_EXP_AVG_SQ;
+        t.view = o->exp_avg_sq[i];
+        targets[2 * i + 1] = t;
+        look_up(set, &targets[2 * i]);
+        look_up(set, &targets[2 * i + 1]);
+    }
+    find_unknown(set, MTP__CHECKPOINT_EXP_AVG, drafter, is_trained);
+    find_unknown(set, MTP__CHECKPOINT_EXP_AVG_SQ, drafter, is_trained);
+    MTP_TRY(judge(set, "the trained parameters"));
+    for (int64_t i = 0; i < 2 * o->num_tensors; i++) MTP_TRY(upload(set, o->context, &targets[i]));
+    o->step = set->manifest->step - set->manifest->bad_steps;
+    return MTP_OK;
+}
+
+mtp_status mtp__checkpoint_load_optimizer(const mtp__manifest *manifest, const mtp_drafter *drafter,
+                                          mtp__optimizer *optimizer)
+{
+    shard_set set;
+    mtp__text problems = {0};
+    MTP_TRY(open_shards(manifest, &problems, &set));
+    target *targets = calloc(2 * (size_t)optimizer->num_tensors, sizeof *targets);
+    mtp_view *views = calloc((size_t)optimizer->num_tensors, sizeof *views);
+    const mtp_status status = targets && views ? load_moments(&set, drafter, optimizer, targets, views) : no_memory();
+    free(targets);
+    free(views);
+    mtp__text_free(&problems);
+    close_shards(&set);
+    return status;
+}
