@@ -130,7 +130,13 @@ static mtp_status find_newest(const char *run_directory, const mtp_logger *logge
         status = mtp__checkpoint_path(run_directory, list.steps[i], &path);
         if (status == MTP_OK) status = mtp__checkpoint_open(path, true, manifest);
         free(path);
-        if (status == MTP_OK || status == MTP_E_VERSION || status == MTP_E_MEMORY || status == MTP_E_IO) continue;
+        if (status == MTP_OK || status == MTP_E_VERSION || status == MTP_E_MEMORY) continue;
+        if (status == MTP_E_IO) {
+            const mtp_error first = *mtp_last_error();
+            status = mtp__fail(status, first.foreign, first.file, first.line,
+                               "%s; make it readable, or remove it to go on from an older one", first.message);
+            continue;
+        }
         mtp_log(logger, MTP_LOG_WARNING, "skipped: %s", mtp_last_error()->message);
         ++*damaged;
         status = MTP_OK;

@@ -8,6 +8,7 @@
 #include "model/tensors.h"
 #include "optim/optimizer.h"
 #include "run/config.h"
+#include "run/saver.h"
 
 enum { MAX_LINES = MTP__ARENA_LABELS + 16, EVAL_TOKENS = 8192 };
 
@@ -60,7 +61,10 @@ static mtp_status plan_parameters(const mtp_train_config *c, const mtp_drafter_c
     plan->checkpoint_bytes = 4 * (uint64_t)plan->num_parameters + 8 * (uint64_t)plan->num_trained;
     plan->export_bytes =
         2 * (uint64_t)plan->num_parameters + (drafter->ordered ? 8 * (uint64_t)drafter->vocab_size : 0);
-    return add(plan, "optimizer scratch", scratch, false, "");
+    MTP_TRY(add(plan, "optimizer scratch", scratch, false, ""));
+    return add(plan, "checkpoint copy",
+               mtp__saver_bytes((uint64_t)plan->num_parameters, (uint64_t)plan->num_trained, 1), false,
+               "what a checkpoint is written from beside the training");
 }
 
 /* ---- data ----------------------------------------------------------------------------------------------------- */

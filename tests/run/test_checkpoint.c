@@ -298,6 +298,27 @@ static void a_save_that_fails_leaves_the_one_before(void **state)
     close_fixture(&f);
 }
 
+/* What may not be read may be good: no older one is taken in its place. The superuser may read everything, so the test
+ * looks as somebody else. */
+static void an_unreadable_one_is_not_passed_over(void **state)
+{
+    (void)state;
+    fixture f = open_fixture();
+    mtp__manifest *m = NULL;
+    save(&f, 1);
+    save(&f, 2);
+    assert_int_equal(chmod(f.run, 0755) + chmod(test_path("%s/..", f.run), 0755), 0);
+    assert_int_equal(chmod(shard_of(&f, 2), 0), 0);
+    const uid_t us = geteuid();
+    if (us == 0) assert_int_equal(seteuid(65534), 0);
+    const mtp_status status = mtp__checkpoint_find(f.run, NULL, &m);
+    if (us == 0) assert_int_equal(seteuid(us), 0);
+    assert_fails(status, MTP_E_IO, "Permission denied; make it readable, or remove it");
+    assert_int_equal(chmod(shard_of(&f, 2), 0644), 0);
+    finds(&f, 2);
+    close_fixture(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -311,6 +332,7 @@ int main(void)
         cmocka_unit_test(another_drafter_is_refused),
         cmocka_unit_test(keeps_the_newest_and_the_best),
         cmocka_unit_test(a_step_is_saved_again_in_its_place),
+        cmocka_unit_test(an_unreadable_one_is_not_passed_over),
         cmocka_unit_test(a_save_that_fails_leaves_the_one_before),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
