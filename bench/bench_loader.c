@@ -146,7 +146,7 @@ static int read_plain(const char *path, const char *what)
 
 static int read_loader(const mtp_dataset *dataset, double bytes, const char *what)
 {
-    const mtp_loader_options options = {.tokens_per_batch = 2 * TOKENS, .shuffle = true, .seed = 1, .prefetch = 2};
+    const mtp_loader_options options = {.tokens_per_batch = 2 * TOKENS, .shuffle = true, .seed = 1, .prefetch = 2, .num_workers = 2};
     mtp_loader *loader = NULL;
     int64_t batches = 0;
     if (mtp_loader_create(dataset, &options, &loader) != MTP_OK || mtp_loader_batches(loader, 0, &batches) != MTP_OK)

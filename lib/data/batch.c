@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/pages.h"
 
 enum { ALIGNMENT = 64 };
 
@@ -42,6 +43,7 @@ static size_t lay_out(mtp__batch *batch, char *base)
         if (width > widest) widest = width;
         batch->kv[type] = width ? carve(base, &used, places * width, dataset->kv_size[type]) : NULL;
     }
+    batch->items = carve(base, &used, documents, sizeof *batch->items);
     batch->scratch = carve(base, &used, 2 * widest, sizeof(float));
     int64_t heads = 0;
     for (int type = 0; type < MTP_LAYER_TYPES; type++)
@@ -50,8 +52,37 @@ static size_t lay_out(mtp__batch *batch, char *base)
     return used;
 }
 
-mtp_status mtp__batch_create(const mtp_dataset *dataset, int64_t places, int64_t documents, mtp__batch **batch)
+static void *own_alloc(void *user, size_t size)
 {
+    (void)user;
+    return mtp__pages_alloc(size);
+}
+
+static void own_free(void *user, void *memory, size_t size)
+{
+    (void)user;
+    (void)size;
+    free(memory);
+}
+
+static mtp_status allocate(mtp__batch *batch)
+{
+    batch->bytes = lay_out(batch, NULL);
+    batch->memory = batch->allocator.alloc(batch->allocator.user, batch->bytes);
+    if (!batch->memory)
+        return MTP_FAIL(MTP_E_MEMORY, "no memory for a batch of %lld tokens (%zu MiB)", (long long)batch->max_places,
+                        batch->bytes >> 20);
+    if ((uintptr_t)batch->memory % ALIGNMENT)
+        return MTP_FAIL(MTP_E_ARGUMENT, "the allocator of the batches returned memory not aligned to %d bytes",
+                        (int)ALIGNMENT);
+    lay_out(batch, batch->memory);
+    return MTP_OK;
+}
+
+mtp_status mtp__batch_create(const mtp_dataset *dataset, int64_t places, int64_t documents,
+                             const mtp_allocator *allocator, mtp__batch **batch)
+{
+    static const mtp_allocator own = {own_alloc, own_free, NULL};
     *batch = NULL;
     if (places > INT32_MAX)
         return MTP_FAIL(MTP_E_ARGUMENT, "a batch of %lld token places; at most %d are possible", (long long)places,
@@ -59,16 +90,14 @@ mtp_status mtp__batch_create(const mtp_dataset *dataset, int64_t places, int64_t
     mtp__batch *made = calloc(1, sizeof *made);
     if (!made) return MTP_FAIL(MTP_E_MEMORY, "no memory for a batch");
     made->dataset = dataset;
+    made->allocator = allocator ? *allocator : own;
     made->max_places = places;
     made->max_documents = documents;
-    made->bytes = lay_out(made, NULL);
-    made->memory = aligned_alloc(ALIGNMENT, made->bytes);
-    if (!made->memory) {
-        const size_t bytes = made->bytes;
-        free(made);
-        return MTP_FAIL(MTP_E_MEMORY, "no memory for a batch of %lld tokens (%zu MiB)", (long long)places, bytes >> 20);
+    const mtp_status status = allocate(made);
+    if (status != MTP_OK) {
+        mtp__batch_free(made);
+        return status;
     }
-    lay_out(made, made->memory);
     *batch = made;
     return MTP_OK;
 }
@@ -76,7 +105,7 @@ mtp_status mtp__batch_create(const mtp_dataset *dataset, int64_t places, int64_t
 void mtp__batch_free(mtp__batch *batch)
 {
     if (!batch) return;
-    free(batch->memory);
+    if (batch->memory) batch->allocator.free(batch->allocator.user, batch->memory, batch->bytes);
     free(batch);
 }
 
@@ -166,6 +195,42 @@ static mtp_status count_targets(const mtp__dataset_entry *entry, const uint8_t *
     return MTP_OK;
 }
 
+mtp__row_range mtp__batch_rows(const mtp__batch *batch, const mtp__dataset_entry *entry, int type, int64_t length)
+{
+    const mtp_verifier_config *verifier = mtp_verifier_get_config(batch->dataset->verifier);
+    if (batch->visible_steps == MTP__BATCH_ALL) return (mtp__row_range){0, length};
+    return mtp__batch_visible(verifier, entry, type, batch->visible_steps, length);
+}
+
+void *mtp__batch_clear_unread(const mtp_view *view, int64_t begin, int64_t length, int64_t width, mtp__row_range rows)
+{
+    const size_t row_bytes = (size_t)width * mtp_dtype_size(view->dtype);
+    char *first = at(view, begin * width), *read = first + (size_t)rows.begin * row_bytes;
+    memset(first, 0, (size_t)rows.begin * row_bytes);
+    memset(first + (size_t)rows.end * row_bytes, 0, (size_t)(length - rows.end) * row_bytes);
+    return read;
+}
+
+static mtp_status read_kv(mtp__batch *batch, const mtp__dataset_entry *entry, const mtp__sample *sample, int type,
+                          int64_t begin, int64_t length)
+{
+    const mtp_verifier_config *config = mtp_verifier_get_config(batch->dataset->verifier);
+    const mtp__final_norm none = {.weight = NULL};
+    const mtp_view *view = &batch->view.kv[type];
+    const int64_t width = kv_width(config, type);
+    if (width == 0) return MTP_OK;
+    const mtp__row_range rows = mtp__batch_rows(batch, entry, type, length);
+    char *dst = mtp__batch_clear_unread(view, begin, length, width, rows);
+    for (int part = 0; part < MTP__KV; part++) {
+        const mtp__field *field = &sample->kv[type][part];
+        char *half = dst + (size_t)(part * (width / MTP__KV)) * mtp_dtype_size(view->dtype);
+        MTP_TRY(
+            mtp__field_read_rows(field, rows.begin, rows.end, none, false, view->dtype, half, width, batch->scratch));
+        batch->bytes_read += (rows.end - rows.begin) * mtp__field_row_bytes(field);
+    }
+    return MTP_OK;
+}
+
 static mtp_status read_values(mtp__batch *batch, const mtp__dataset_entry *entry, const mtp__sample *sample,
                               int64_t begin, int64_t length)
 {
@@ -177,13 +242,8 @@ static mtp_status read_values(mtp__batch *batch, const mtp__dataset_entry *entry
     MTP_TRY(mtp__field_read(&sample->hidden, length, entry->normalise ? norm : none, true, view->hidden_states.dtype,
                             at(&view->hidden_states, begin * config->hidden_size), config->hidden_size,
                             batch->scratch));
-    for (int type = 0; type < MTP_LAYER_TYPES; type++) {
-        const int64_t width = kv_width(config, type);
-        for (int part = 0; part < MTP__KV && width; part++)
-            MTP_TRY(mtp__field_read(&sample->kv[type][part], length, none, false, view->kv[type].dtype,
-                                    at(&view->kv[type], begin * width + part * (width / MTP__KV)), width,
-                                    batch->scratch));
-    }
+    batch->bytes_read += length * mtp__field_row_bytes(&sample->hidden);
+    for (int type = 0; type < MTP_LAYER_TYPES; type++) MTP_TRY(read_kv(batch, entry, sample, type, begin, length));
     return MTP_OK;
 }
 
@@ -199,28 +259,45 @@ static mtp_status read_file(mtp__batch *batch, const mtp__dataset_entry *entry, 
     mtp_status status = mtp__sample_read_ids(&sample, vocab_size, length, view->token_ids + begin);
     if (status == MTP_OK) status = read_mask(entry, &sample, length, view->loss_mask + begin);
     if (status == MTP_OK) status = read_values(batch, entry, &sample, begin, length);
+    batch->bytes_read += length * (int64_t)mtp_dtype_size(sample.token_ids->dtype);
+    if (sample.loss_mask) batch->bytes_read += length * (int64_t)mtp_dtype_size(sample.loss_mask->dtype);
     mtp_safetensors_close(file);
     return status;
 }
 
-static mtp_status read_document(mtp__batch *batch, int64_t document, const mtp__batch_item *item, bool visible)
+static mtp_status read_document(mtp__batch *batch, int64_t document, const mtp__batch_item *item)
 {
     const mtp__dataset_entry entry = mtp__dataset_at(batch->dataset, item->sample);
     mtp_batch *view = &batch->view;
     const int64_t begin = view->document_begin[document], length = item->length;
     for (int64_t i = 0; i < length; i++) view->document_ids[begin + i] = (int32_t)document;
-    mtp_status status = entry.shard ? mtp__batch_read_packed(batch, &entry, begin, length, visible)
-                                    : read_file(batch, &entry, begin, item);
+    mtp_status status =
+        entry.shard ? mtp__batch_read_packed(batch, &entry, begin, length) : read_file(batch, &entry, begin, item);
     if (status == MTP_OK) status = count_targets(&entry, view->loss_mask + begin, length, &view->num_supervised);
     return status == MTP_OK || entry.shard ? status : mtp__fail_prefix(status, "%s", entry.path);
 }
 
-mtp_status mtp__batch_fill(mtp__batch *batch, const mtp__batch_item *items, int64_t count, bool packed, bool visible)
+/* The disk has work for the whole batch before the first document is waited for. */
+static mtp_status announce(mtp__batch *batch, const mtp__batch_item *items, int64_t count)
 {
+    for (int64_t i = 0; i < count; i++) {
+        const mtp__dataset_entry entry = mtp__dataset_at(batch->dataset, items[i].sample);
+        if (entry.shard) MTP_TRY(mtp__batch_announce_packed(batch, &entry, items[i].length));
+    }
+    return MTP_OK;
+}
+
+mtp_status mtp__batch_fill(mtp__batch *batch, const mtp__batch_item *items, int64_t count, bool packed,
+                           int64_t visible_steps)
+{
+    batch->visible_steps = visible_steps;
+    batch->bytes_read = 0;
     place_documents(batch, items, count, packed);
     if (!packed) clear_padding(batch);
-    for (int64_t i = 0; i < count; i++) MTP_TRY(read_document(batch, i, &items[i], visible));
-    return MTP_OK;
+    mtp_status status = announce(batch, items, count);
+    for (int64_t i = 0; i < count && status == MTP_OK; i++) status = read_document(batch, i, &items[i]);
+    mtp__batch_close_shard(batch);
+    return status;
 }
 
 mtp_status mtp_batch_collate(const mtp_dataset *dataset, const int64_t *samples, int64_t num_samples, bool packed,
@@ -238,12 +315,12 @@ mtp_status mtp_batch_collate(const mtp_dataset *dataset, const int64_t *samples,
         if (length > longest) longest = length;
     }
     mtp__batch *made = NULL;
-    MTP_TRY(mtp__batch_create(dataset, packed ? total : num_samples * longest, num_samples, &made));
+    MTP_TRY(mtp__batch_create(dataset, packed ? total : num_samples * longest, num_samples, NULL, &made));
     mtp__batch_item *items = malloc((size_t)num_samples * sizeof *items);
     mtp_status status = items ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "no memory for %lld samples", (long long)num_samples);
     for (int64_t i = 0; i < num_samples && status == MTP_OK; i++)
         items[i] = (mtp__batch_item){samples[i], mtp__dataset_at(dataset, samples[i]).num_tokens};
-    if (status == MTP_OK) status = mtp__batch_fill(made, items, num_samples, packed, false);
+    if (status == MTP_OK) status = mtp__batch_fill(made, items, num_samples, packed, MTP__BATCH_ALL);
     free(items);
     if (status != MTP_OK) {
         mtp__batch_free(made);

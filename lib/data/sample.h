@@ -54,6 +54,8 @@ mtp_status mtp__sample_read_mask_from(const mtp__sample *sample, int64_t begin, 
  * dtype once. Refuses NaN and Inf, and with `no_zero_rows` rows of zeros. */
 mtp_status mtp__field_read(const mtp__field *field, int64_t count, mtp__final_norm norm, bool no_zero_rows,
                            mtp_dtype to, void *dst, int64_t dst_stride, float *scratch);
+/* Bytes of a stored row, its scales included. */
+int64_t mtp__field_row_bytes(const mtp__field *field);
 /* Rows [begin, end) of it, row `begin` at dst. */
 mtp_status mtp__field_read_rows(const mtp__field *field, int64_t begin, int64_t end, mtp__final_norm norm,
                                 bool no_zero_rows, mtp_dtype to, void *dst, int64_t dst_stride, float *scratch);

@@ -194,6 +194,13 @@ static mtp_status read_row(const mtp__field *field, int64_t token, mtp__final_no
     return MTP_OK;
 }
 
+int64_t mtp__field_row_bytes(const mtp__field *field)
+{
+    int64_t bytes = field->heads * field->width * (int64_t)mtp_dtype_size(field->entry->dtype);
+    if (field->scales) bytes += field->num_scales * (int64_t)mtp_dtype_size(field->scales->dtype);
+    return bytes;
+}
+
 mtp_status mtp__field_read(const mtp__field *field, int64_t count, mtp__final_norm norm, bool no_zero_rows,
                            mtp_dtype to, void *dst, int64_t dst_stride, float *scratch)
 {

@@ -113,6 +113,12 @@ mtp_status mtp__shard_file(const mtp__shard *shard, int *fd);
  * compared. */
 mtp_status mtp__shard_read(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
                            int64_t end, void *buffer);
+/* The same of a field of bf16 values, which are looked through for NaN and Inf on the way. */
+mtp_status mtp__shard_read_bf16(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
+                                int64_t end, void *buffer, bool *finite);
+/* Tell the system that these rows will be read soon, so that it begins; what it makes of that is its own affair. */
+void mtp__shard_announce(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
+                         int64_t end);
 /* Read everything and compare every checksum, those of index and names included. */
 mtp_status mtp__shard_verify(const mtp__shard *shard);
 /* pread until all is there. */

@@ -3,10 +3,10 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/pages.h"
 #include "data/store_hdf5.h"
 
 enum { MOST_TOKENS_LOG2 = 40, MOST_WIDTH = 1 << 24 };
@@ -215,21 +215,11 @@ static mtp_status check_rows(const mtp__shard *shard)
     return MTP_OK;
 }
 
-/* Memory of an index. A large one is mostly the cost of its page faults, so huge pages where the system gives them. */
-static void *allocate(size_t size)
-{
-    const size_t page = (size_t)2 << 20;
-    if (size < 2 * page) return malloc(size);
-    void *memory = aligned_alloc(page, (size + page - 1) / page * page);
-    if (memory) madvise(memory, size, MADV_HUGEPAGE);
-    return memory;
-}
-
 static mtp_status read_tail(int fd, mtp__shard *shard, const tail *found)
 {
     const size_t bytes = (size_t)shard->num_samples * sizeof *shard->rows;
-    shard->rows = allocate(bytes + 1);
-    shard->sources = allocate(shard->sources_size + 1);
+    shard->rows = mtp__pages_alloc(bytes + 1);
+    shard->sources = mtp__pages_alloc(shard->sources_size + 1);
     shard->quarantine = calloc(1, shard->quarantine_size + 1);
     if (!shard->rows || !shard->sources || !shard->quarantine)
         return MTP_FAIL(MTP_E_MEMORY, "no memory for an index of %lld samples", (long long)shard->num_samples);

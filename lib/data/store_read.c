@@ -1,4 +1,5 @@
 /* Reading the rows of a shard and comparing their checksums. */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -27,16 +28,68 @@ static mtp_status compare(const mtp__shard *shard, int fd, int64_t sample, mtp__
                     shard->path, (long long)sample, mtp__shard_source(shard, sample), mtp__store_field_name(field));
 }
 
+/* No NaN and no Inf among bf16 values? */
+static bool is_finite_bf16(const void *values, size_t size)
+{
+    const char *bytes = values;
+    unsigned bad = 0;
+    for (size_t i = 0; i + 2 <= size; i += 2) {
+        uint16_t word;
+        memcpy(&word, bytes + i, sizeof word);
+        bad |= (word & 0x7f80u) == 0x7f80u;
+    }
+    return !bad;
+}
+
+/* In pieces that stay in a core's cache while they are looked at: the values pass through memory once. */
+static mtp_status read_rows(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
+                            int64_t end, char *buffer, bool *finite)
+{
+    enum { HOT = 256 << 10 };
+    const mtp__store_row *row = &shard->rows[sample];
+    const size_t width = mtp__store_row_bytes(&shard->layout, field);
+    const bool whole = begin == 0 && end == num_rows(row, field);
+    uint64_t offset = shard->offsets[field] + (uint64_t)(first_row(row, field) + begin) * width;
+    uint32_t crc = 0;
+    for (size_t left = (size_t)(end - begin) * width; left > 0;) {
+        const size_t size = left < HOT ? left : HOT;
+        MTP_TRY(mtp__store_pread(fd, shard->path, offset, buffer, size));
+        if (whole) crc = mtp__crc32c(crc, buffer, size);
+        if (finite) *finite = *finite && is_finite_bf16(buffer, size);
+        buffer += size;
+        offset += size;
+        left -= size;
+    }
+    return whole && width && begin < end ? compare(shard, fd, sample, field, crc) : MTP_OK;
+}
+
 mtp_status mtp__shard_read(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
                            int64_t end, void *buffer)
 {
-    const mtp__store_row *row = &shard->rows[sample];
-    const size_t width = mtp__store_row_bytes(&shard->layout, field), size = (size_t)(end - begin) * width;
-    if (size == 0) return MTP_OK;
-    const uint64_t offset = shard->offsets[field] + (uint64_t)(first_row(row, field) + begin) * width;
-    MTP_TRY(mtp__store_pread(fd, shard->path, offset, buffer, size));
-    if (begin != 0 || end != num_rows(row, field)) return MTP_OK;
-    return compare(shard, fd, sample, field, mtp__crc32c(0, buffer, size));
+    return read_rows(shard, fd, sample, field, begin, end, buffer, NULL);
+}
+
+mtp_status mtp__shard_read_bf16(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
+                                int64_t end, void *buffer, bool *finite)
+{
+    *finite = true;
+    return read_rows(shard, fd, sample, field, begin, end, buffer, finite);
+}
+
+/* The system starts no more for one call than the read-ahead of the device, so the range is told in pieces. */
+void mtp__shard_announce(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
+                         int64_t end)
+{
+    enum { STEP = 128 << 10 };
+    const size_t width = mtp__store_row_bytes(&shard->layout, field);
+    const uint64_t first = (uint64_t)first_row(&shard->rows[sample], field);
+    uint64_t offset = shard->offsets[field] + (first + (uint64_t)begin) * width;
+    for (uint64_t left = (uint64_t)(end - begin) * width; left > 0;) {
+        const uint64_t size = left < STEP ? left : STEP;
+        (void)posix_fadvise(fd, (off_t)offset, (off_t)size, POSIX_FADV_WILLNEED);
+        offset += size;
+        left -= size;
+    }
 }
 
 /* ---- the whole file ------------------------------------------------------------------------------------------- */

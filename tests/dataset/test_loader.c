@@ -52,7 +52,7 @@ static int tear_down(void **state)
 static mtp_loader *make_loader(int64_t budget, bool shuffle, int64_t prefetch)
 {
     const mtp_loader_options options = {
-        .tokens_per_batch = budget, .shuffle = shuffle, .seed = 42, .prefetch = prefetch};
+        .tokens_per_batch = budget, .shuffle = shuffle, .seed = 42, .prefetch = prefetch, .num_workers = prefetch};
     mtp_loader *loader = NULL;
     if (mtp_loader_create(dataset, &options, &loader) != MTP_OK) fail_msg("%s", mtp_last_error()->message);
     return loader;
@@ -352,12 +352,12 @@ static void a_bad_sample_arrives_with_its_message(void **state)
     for (int i = 0; i < 3; i++) {
         test_sample sample = test_sample_make(6, 1, 1 + (uint64_t)i);
         if (i == 1)
-            test_tensor_set(test_sample_find(&sample, "kv_last_global_v"), 4 * TINY_GLOBAL_DIM + 3, 1e300 * 1e300);
+            test_tensor_set(test_sample_find(&sample, "kv_last_global_v"), 3 * TINY_GLOBAL_DIM + 3, 1e300 * 1e300);
         test_sample_write(&sample, test_path("%s/s%d.safetensors", dir, i));
         test_sample_free(&sample);
     }
     mtp_dataset *broken = open_dataset(dir);
-    const mtp_loader_options options = {.tokens_per_batch = 6, .prefetch = 2};
+    const mtp_loader_options options = {.tokens_per_batch = 6, .prefetch = 2, .num_workers = 2};
     mtp_loader *loader = NULL;
     assert_ok(mtp_loader_create(broken, &options, &loader));
     const mtp_batch *batch = NULL;
@@ -365,7 +365,7 @@ static void a_bad_sample_arrives_with_its_message(void **state)
     assert_string_equal(next_as_text(loader), "0/0: 0"); /* what is good comes first */
     for (int i = 0; i < 2; i++) {
         assert_fails(mtp_loader_next(loader, &batch, &epoch, &index), MTP_E_DATA,
-                     "s1.safetensors: kv_last_global_v: NaN or Inf at token 4, value 3");
+                     "s1.safetensors: kv_last_global_v: NaN or Inf at token 3, value 3");
         assert_null(batch);
     }
     assert_ok(mtp_loader_seek(loader, 0, 2)); /* one may go on elsewhere */
@@ -388,6 +388,12 @@ static void bad_options(void **state)
     assert_fails(mtp_loader_create(dataset, &options, &loader), MTP_E_ARGUMENT, "tokens_per_batch >= 1");
     options = (mtp_loader_options){.tokens_per_batch = 16, .prefetch = 0};
     assert_fails(mtp_loader_create(dataset, &options, &loader), MTP_E_ARGUMENT, "prefetch >= 1");
+    options = (mtp_loader_options){.tokens_per_batch = 16, .prefetch = 1, .num_workers = -1};
+    assert_fails(mtp_loader_create(dataset, &options, &loader), MTP_E_ARGUMENT, "num_workers >= 0");
+    options = (mtp_loader_options){.tokens_per_batch = 16, .prefetch = 1, .num_speculative_steps = 65};
+    assert_fails(mtp_loader_create(dataset, &options, &loader), MTP_E_ARGUMENT, "num_speculative_steps");
+    options = (mtp_loader_options){.tokens_per_batch = 16, .prefetch = 1, .allocator = &(mtp_allocator){0}};
+    assert_fails(mtp_loader_create(dataset, &options, &loader), MTP_E_ARGUMENT, "allocator");
 }
 
 int main(void)

@@ -190,7 +190,7 @@ static void loader_reads_what_rows_see(void **state)
     same_values(seen->hidden_states, whole->hidden_states, 0.0f);
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
         const int64_t width = mtp_view_count(whole->kv[type]) / S;
-        const int64_t begin = type == MTP_LAYER_SLIDING ? TARGET - 1 - 64 - TINY_WINDOW : 0, end = END - 2;
+        const int64_t begin = type == MTP_LAYER_SLIDING ? TARGET - 64 - TINY_WINDOW : 0, end = END - 2;
         for (int64_t t = 0; t < S; t++)
             for (int64_t i = 0; i < width; i++) {
                 const float expected = t >= begin && t < end ? real_at(whole->kv[type], t * width + i) : 0.0f;

@@ -80,6 +80,15 @@ MTP_API mtp_status mtp_batch_collate(const mtp_dataset *dataset, const int64_t *
                                      bool packed, mtp_batch **batch);
 MTP_API void mtp_batch_free(mtp_batch *batch); /* accepts NULL */
 
+/* Where the blocks of a loader come from, for devices that copy from memory of their own kind (pinned pages). `alloc`
+ * returns memory aligned to 64 bytes, or NULL when there is none; `free` gets each block back with its size. Both are
+ * called by the thread that creates and frees the loader, never while it reads. */
+typedef struct mtp_allocator {
+    void *(*alloc)(void *user, size_t size);
+    void (*free)(void *user, void *memory, size_t size);
+    void *user;
+} mtp_allocator;
+
 typedef struct mtp_loader_options {
     int64_t tokens_per_batch; /* token budget of a packed batch, >= 1 */
     mtp_overlong overlong;
@@ -88,20 +97,27 @@ typedef struct mtp_loader_options {
     int64_t world_size, rank; /* of several processes that share the data: of each world_size batches in a row, from
                                  where they began or were sent, rank r takes number r; rows go on over the end of an
                                  epoch, so nothing is left out and none sees another's. 0, 0: alone */
-    int64_t prefetch;         /* batches read ahead by the loader's thread, >= 1 */
-    const mtp_logger *logger; /* what an epoch looks like, at creation; NULL: silent */
+    int64_t num_speculative_steps; /* draft steps K, 0..MTP_MAX_SPECULATIVE_STEPS, of the rows that will be made of the
+                                      batches: K/V that none of them sees is not read and stands as zeros. 0: rows of
+                                      any K */
+    int64_t prefetch;              /* batches read ahead of the caller, all threads together, >= 1 */
+    int64_t num_workers; /* threads that read, each a batch at a time; more than prefetch are not started. 0: none,
+                            mtp_loader_next reads when it is called. Order and bits are the same with any number */
+    const mtp_allocator *allocator; /* of the ring's memory; NULL: the loader's own. Copied */
+    const mtp_logger *logger;       /* what an epoch looks like, at creation; NULL: silent */
 } mtp_loader_options;
 
 typedef struct mtp_loader mtp_loader;
 
-/* A loader over `dataset` (which must outlive it): a thread packs documents in the sampler's order into batches of at
- * most tokens_per_batch tokens and reads ahead. Memory is (prefetch + 2) batches, taken here and used again
- * and again. Batches where nothing is supervised are skipped and counted. The order is a pure function of (seed,
- * epoch): any position can be started from; the first is (0, 0). MTP_E_DATA: a document is longer than tokens_per_batch
- * and overlong is ERROR, or no batch would have a target. One thread at a time may call the functions of a loader. */
+/* A loader over `dataset` (which must outlive it): threads pack documents in the sampler's order into batches of at
+ * most tokens_per_batch tokens and read ahead. Memory is prefetch + 2 blocks, each of the size of the largest
+ * batch, taken here and used again and again; with them the plan of an epoch (64 bytes a document at most). Batches
+ * where nothing is supervised are skipped and counted. The order is a pure function of (seed, epoch): any position can
+ * be started from; the first is (0, 0). MTP_E_DATA: a document is longer than tokens_per_batch and overlong is ERROR,
+ * or no batch would have a target. One thread at a time may call the functions of a loader. */
 MTP_API mtp_status mtp_loader_create(const mtp_dataset *dataset, const mtp_loader_options *options,
                                      mtp_loader **loader);
-MTP_API void mtp_loader_free(mtp_loader *loader); /* accepts NULL; stops the thread */
+MTP_API void mtp_loader_free(mtp_loader *loader); /* accepts NULL; stops the threads */
 /* Batches in an epoch (supervised ones), those of all ranks together. */
 MTP_API mtp_status mtp_loader_batches(const mtp_loader *loader, int64_t epoch, int64_t *count);
 /* Continue with batch `index` of `epoch` (the number of batches itself: with the next epoch), rank r with the batch r
@@ -109,7 +125,7 @@ MTP_API mtp_status mtp_loader_batches(const mtp_loader *loader, int64_t epoch, i
 MTP_API mtp_status mtp_loader_seek(mtp_loader *loader, int64_t epoch, int64_t index);
 /* The next batch and its (epoch, index); goes on into the next epoch by itself. The batch belongs to the loader until
  * mtp_loader_release. At most `prefetch` + 1 batches may be held at once; one more is MTP_E_ARGUMENT. Errors of the
- * reading thread arrive here, behind the batches that were read before, and stay until a seek. */
+ * reading threads arrive here, each in the place of the batch that could not be read, and stay until a seek. */
 MTP_API mtp_status mtp_loader_next(mtp_loader *loader, const mtp_batch **batch, int64_t *epoch, int64_t *index);
 MTP_API void mtp_loader_release(mtp_loader *loader, const mtp_batch *batch);
 
@@ -120,7 +136,8 @@ typedef struct mtp_loader_stats {
     int64_t batches_skipped;                        /* nothing supervised */
     int64_t documents_truncated, documents_skipped; /* longer than the budget */
     int64_t tokens_read;                            /* read ahead included */
-    size_t memory_bytes;                            /* of the ring */
+    int64_t bytes_read;                             /* of values in stores and sample files, read ahead included */
+    size_t memory_bytes;                            /* of the ring: constant */
 } mtp_loader_stats;
 MTP_API mtp_loader_stats mtp_loader_get_stats(const mtp_loader *loader);
 
