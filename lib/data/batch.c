@@ -24,12 +24,12 @@ static int64_t kv_width(const mtp_verifier_config *verifier, int type)
     return MTP__KV * verifier->num_kv_heads[type] * verifier->head_dim[type];
 }
 
-static size_t lay_out(mtp__batch *batch, char *base)
+/* Lay out batch->shape at `base`; returns the bytes. */
+static size_t lay_out(mtp__batch *batch, const mtp_verifier_config *verifier, char *base)
 {
-    const mtp_dataset *dataset = batch->dataset;
-    const mtp_verifier_config *verifier = mtp_verifier_get_config(dataset->verifier);
-    const int64_t places = batch->max_places, documents = batch->max_documents;
-    int64_t widest = verifier->hidden_size;
+    const mtp__batch_shape *shape = &batch->shape;
+    const int64_t places = shape->places, documents = shape->documents;
+    int64_t widest = verifier->hidden_size, heads = 0;
     size_t used = 0;
     batch->view.token_ids = carve(base, &used, places, sizeof *batch->view.token_ids);
     batch->view.loss_mask = carve(base, &used, places, sizeof *batch->view.loss_mask);
@@ -37,19 +37,23 @@ static size_t lay_out(mtp__batch *batch, char *base)
     batch->view.document_begin = carve(base, &used, documents, sizeof *batch->view.document_begin);
     batch->view.document_end = carve(base, &used, documents, sizeof *batch->view.document_end);
     batch->view.document_sample = carve(base, &used, documents, sizeof *batch->view.document_sample);
-    batch->hidden = carve(base, &used, places * verifier->hidden_size, dataset->hidden_size);
+    batch->hidden = carve(base, &used, places * verifier->hidden_size, shape->hidden_size);
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
         const int64_t width = kv_width(verifier, type);
         if (width > widest) widest = width;
-        batch->kv[type] = width ? carve(base, &used, places * width, dataset->kv_size[type]) : NULL;
+        if (verifier->num_kv_heads[type] > heads) heads = verifier->num_kv_heads[type];
+        batch->kv[type] = width ? carve(base, &used, places * width, shape->kv_size[type]) : NULL;
     }
     batch->items = carve(base, &used, documents, sizeof *batch->items);
     batch->scratch = carve(base, &used, 2 * widest, sizeof(float));
-    int64_t heads = 0;
-    for (int type = 0; type < MTP_LAYER_TYPES; type++)
-        if (verifier->num_kv_heads[type] > heads) heads = verifier->num_kv_heads[type];
-    batch->scales = dataset->fp8 ? carve(base, &used, places * MTP__KV * heads, sizeof(float)) : NULL;
+    batch->scales = shape->fp8 ? carve(base, &used, places * MTP__KV * heads, sizeof(float)) : NULL;
     return used;
+}
+
+size_t mtp__batch_bytes(const mtp_verifier_config *verifier, const mtp__batch_shape *shape)
+{
+    mtp__batch batch = {.shape = *shape};
+    return lay_out(&batch, verifier, NULL);
 }
 
 static void *own_alloc(void *user, size_t size)
@@ -67,15 +71,16 @@ static void own_free(void *user, void *memory, size_t size)
 
 static mtp_status allocate(mtp__batch *batch)
 {
-    batch->bytes = lay_out(batch, NULL);
+    const mtp_verifier_config *verifier = mtp_verifier_get_config(batch->dataset->verifier);
+    batch->bytes = lay_out(batch, verifier, NULL);
     batch->memory = batch->allocator.alloc(batch->allocator.user, batch->bytes);
     if (!batch->memory)
-        return MTP_FAIL(MTP_E_MEMORY, "no memory for a batch of %lld tokens (%zu MiB)", (long long)batch->max_places,
+        return MTP_FAIL(MTP_E_MEMORY, "no memory for a batch of %lld tokens (%zu MiB)", (long long)batch->shape.places,
                         batch->bytes >> 20);
     if ((uintptr_t)batch->memory % ALIGNMENT)
         return MTP_FAIL(MTP_E_ARGUMENT, "the allocator of the batches returned memory not aligned to %d bytes",
                         (int)ALIGNMENT);
-    lay_out(batch, batch->memory);
+    lay_out(batch, verifier, batch->memory);
     return MTP_OK;
 }
 
@@ -91,8 +96,9 @@ mtp_status mtp__batch_create(const mtp_dataset *dataset, int64_t places, int64_t
     if (!made) return MTP_FAIL(MTP_E_MEMORY, "no memory for a batch");
     made->dataset = dataset;
     made->allocator = allocator ? *allocator : own;
-    made->max_places = places;
-    made->max_documents = documents;
+    made->shape = (mtp__batch_shape){
+        .places = places, .documents = documents, .hidden_size = dataset->hidden_size, .fp8 = dataset->fp8};
+    memcpy(made->shape.kv_size, dataset->kv_size, sizeof made->shape.kv_size);
     const mtp_status status = allocate(made);
     if (status != MTP_OK) {
         mtp__batch_free(made);

@@ -2,6 +2,7 @@
 #ifndef MTP_DATA_BATCH_H
 #define MTP_DATA_BATCH_H
 
+#include "data/batch_size.h"
 #include "data/dataset.h"
 
 /* A sample, or its first `length` tokens. */
@@ -15,10 +16,10 @@ typedef struct mtp__batch {
     mtp_batch view; /* first: mtp_batch_free takes a pointer to it */
     const mtp_dataset *dataset;
     mtp_allocator allocator;
-    int64_t max_places, max_documents;
+    mtp__batch_shape shape;
     size_t bytes;
     void *memory;
-    mtp__batch_item *items; /* [max_documents] for what the batch is made of; not used here */
+    mtp__batch_item *items; /* [shape.documents] for what the batch is made of; not used here */
     /* while it is filled */
     int64_t visible_steps;  /* draft steps K of the rows that K/V is read for; MTP__BATCH_ALL: all of it is read */
     int64_t bytes_read;     /* of values */

@@ -120,8 +120,10 @@ void *mtp__loader_thread(void *argument)
 {
     mtp_loader *loader = argument;
     pthread_mutex_lock(&loader->mutex);
-    while (!loader->stop)
-        if (!mtp__loader_work(loader)) pthread_cond_wait(&loader->work, &loader->mutex);
+    while (!loader->stop) { /* which may be set while the mutex was released for a plan: asked again before waiting */
+        const bool worked = mtp__loader_work(loader);
+        if (!worked && !loader->stop) pthread_cond_wait(&loader->work, &loader->mutex);
+    }
     pthread_mutex_unlock(&loader->mutex);
     return NULL;
 }

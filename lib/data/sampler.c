@@ -120,8 +120,13 @@ mtp_status mtp__plan_create(const mtp_dataset *dataset, const mtp_loader_options
         status = fill(dataset, options, order, plan);
     }
     free(order);
-    if (status != MTP_OK) mtp__plan_free(plan);
-    return status;
+    if (status != MTP_OK) {
+        mtp__plan_free(plan);
+        return status;
+    }
+    mtp__plan_batch *fewer = realloc(plan->batches, (size_t)plan->num_batches * sizeof *fewer);
+    if (fewer) plan->batches = fewer;
+    return MTP_OK;
 }
 
 void mtp__plan_free(mtp__plan *plan)

@@ -52,7 +52,11 @@ static const mtp__field fields[] = {
     {KEY("data", shuffle, BOOL), .value = "true", SAME,
      .help = "Take the documents in an order drawn from (seed, epoch); false: in the order of their names."},
     {KEY("data", prefetch, INT), .value = "2", RANGE(1, 1024), FREE,
-     .help = "Micro-batches that the loader's thread reads ahead of the step at work."},
+     .help = "Micro-batches that are read ahead of the step at work. The loader's memory is a ring of prefetch + "
+             "gradient_accumulation_steps + 1 of them (`mtp plan` says how much)."},
+    {KEY("data", num_workers, INT), .value = "2", RANGE(0, 1024), FREE,
+     .help = "Threads that read, each one micro-batch at a time, so that more than are read ahead have nothing to do; 0: "
+             "read when a step asks. No result depends on it."},
 
     {KEY("loss", num_speculative_steps, INT), .value = "3", RANGE(1, 64), SAME,
      .help = "Draft steps K that are trained, each on the state of the one before."},

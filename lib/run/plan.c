@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/batch_size.h"
 #include "data/verifier_config.h"
 #include "model/step.h"
 #include "model/tensors.h"
@@ -69,13 +70,12 @@ static mtp_status plan_parameters(const mtp_train_config *c, const mtp_drafter_c
 
 /* ---- data ----------------------------------------------------------------------------------------------------- */
 
-/* Bytes of a batch of `tokens` tokens whose hidden states and K/V are stored in 16 bits. */
+/* Bytes of a batch of `tokens` tokens, in as many documents as they could be, whose hidden states and K/V are stored in
+ * 16 bits. */
 static uint64_t batch_bytes(const mtp_verifier_config *verifier, int64_t tokens)
 {
-    int64_t token = 4 + 1 + 4 + 2 * verifier->hidden_size; /* id, mask, document, hidden state */
-    for (int type = 0; type < MTP_LAYER_TYPES; type++)
-        token += 2 * 2 * verifier->num_kv_heads[type] * verifier->head_dim[type];
-    return (uint64_t)(token * tokens);
+    const mtp__batch_shape shape = {.places = tokens, .documents = tokens, .hidden_size = 2, .kv_size = {2, 2}};
+    return mtp__batch_bytes(verifier, &shape);
 }
 
 static uint64_t rows_bytes(int64_t rows, int64_t K)
@@ -88,7 +88,7 @@ static mtp_status plan_data(const mtp_train_config *c, const mtp_verifier_config
     const int64_t held = c->gradient_accumulation_steps, ring = c->prefetch + held - 1 + 2;
     const int64_t K = c->num_speculative_steps;
     MTP_TRY(add(plan, "loader", (uint64_t)ring * batch_bytes(verifier, c->tokens_per_batch), false,
-                "prefetched micro-batches in 16 bits; twice this for fp32 samples"));
+                "ring of prefetched micro-batches of 16-bit values; twice this for fp32 samples and fp8 stores"));
     MTP_TRY(add(plan, "rows", (uint64_t)held * rows_bytes(c->tokens_per_batch, K), false, ""));
     return add(plan, "verifier embedding", 2 * (uint64_t)(verifier->vocab_size * verifier->hidden_size), true,
                "mapped from the file: pages that the system may drop");

@@ -130,7 +130,9 @@ static mtp_status open_data(mtp__trainer *t)
                                         .seed = (uint64_t)c->seed,
                                         .world_size = t->ranks->world_size,
                                         .rank = t->ranks->rank,
+                                        .num_speculative_steps = c->num_speculative_steps,
                                         .prefetch = c->prefetch + c->gradient_accumulation_steps - 1,
+                                        .num_workers = c->num_workers,
                                         .logger = t->logger};
     const bool split = c->validation_share > 0;
     MTP_TRY_AT(open_dataset(t, &c->train_data, split ? MTP_SPLIT_TRAINING : MTP_SPLIT_NONE, &t->train_data),

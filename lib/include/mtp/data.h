@@ -111,7 +111,7 @@ typedef struct mtp_loader mtp_loader;
 
 /* A loader over `dataset` (which must outlive it): threads pack documents in the sampler's order into batches of at
  * most tokens_per_batch tokens and read ahead. Memory is prefetch + 2 blocks, each of the size of the largest
- * batch, taken here and used again and again; with them the plan of an epoch (64 bytes a document at most). Batches
+ * batch, taken here and used again and again; with them the plan of an epoch (16 bytes a document, 48 a batch). Batches
  * where nothing is supervised are skipped and counted. The order is a pure function of (seed, epoch): any position can
  * be started from; the first is (0, 0). MTP_E_DATA: a document is longer than tokens_per_batch and overlong is ERROR,
  * or no batch would have a target. One thread at a time may call the functions of a loader. */

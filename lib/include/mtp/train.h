@@ -39,6 +39,7 @@ typedef struct mtp_train_config {
     int64_t tokens_per_batch;
     bool shuffle;
     int64_t prefetch;
+    int64_t num_workers;
     /* [loss] */
     int64_t num_speculative_steps;
     double step_weight_beta;
