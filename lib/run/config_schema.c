@@ -154,9 +154,13 @@ static const mtp__field fields[] = {
     {KEY("distributed", bucket_mib, INT), .value = "25", RANGE(1, 65536), FREE,
      .help = "Gradients are summed over ranks in pieces of this many MiB, each as soon as the backward pass has "
              "finished it. Only the order of float sums depends on it."},
-    {KEY("distributed", timeout_seconds, REAL), .value = "60.0", RANGE(0.1, 1e6), FREE,
-     .help = "How long a rank waits for the others: a rank that has not come by then counts as lost and ends the run on "
-             "all. It must be longer than the slowest thing that rank 0 does alone, a checkpoint."},
+    {KEY("distributed", timeout_seconds, REAL), .value = "0.0", RANGE(0, 1e6), FREE,
+     .help = "How long a rank waits for the others, and within which one that is killed or stopped is noticed: it counts "
+             "as lost and the run ends on all. It must be longer than the slowest thing that rank 0 does alone. 0: what "
+             "mtprun --time-limit says (MTP_COMM_TIME_LIMIT), or else 60."},
+    {KEY("distributed", heartbeat_seconds, REAL), .value = "0.0", RANGE(0, 1e6), FREE,
+     .help = "Between signs of life that ranks give each other, at most a third of timeout_seconds. 0: what mtprun "
+             "--heartbeat says (MTP_COMM_HEARTBEAT), or else 5."},
     /* clang-format on */
 };
 

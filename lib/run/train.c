@@ -189,7 +189,11 @@ mtp_status mtp_train(const mtp_train_config *config, const mtp_train_options *op
                     .best_step = -1,
                     .last_eval_step = -1,
                     .trained_step = -1};
-    const mtp_comm_options comm = {.seconds = config->timeout_seconds, .logger = options->logger};
+    const mtp_comm_options comm = {.seconds = config->timeout_seconds,
+                                   .heartbeat_seconds = config->heartbeat_seconds,
+                                   .logger = options->logger,
+                                   .failed = options->ranks_failed,
+                                   .user = options->user};
     mtp_logger logger;
     mtp_train_options others;
     mtp_status status = mtp__ranks_open(&comm, &run.ranks);

@@ -31,6 +31,33 @@ static void catch_signals(void)
     sigaction(SIGHUP, &action, NULL); /* a terminal that closes loses no steps */
 }
 
+/* ---- other ranks that are lost ------------------------------------------------------------------------------------
+ */
+
+enum { LAST_SECONDS = 10 };
+static char lost_message[2048];
+
+/* Only what is safe in a handler. */
+static void on_alarm(int number)
+{
+    (void)number;
+    static const char start[] = "error: ", end[] = "; this rank did not come to an end by itself\n";
+    ssize_t written = write(STDERR_FILENO, start, sizeof start - 1);
+    written += write(STDERR_FILENO, lost_message, strlen(lost_message));
+    written += write(STDERR_FILENO, end, sizeof end - 1);
+    (void)written;
+    _exit(1);
+}
+
+/* The thread that trains ends with this failure once it looks; one that waits for something else is not waited for. */
+static void ranks_failed(void *user, const char *message)
+{
+    (void)user;
+    snprintf(lost_message, sizeof lost_message, "%s", message);
+    signal(SIGALRM, on_alarm);
+    alarm(LAST_SECONDS);
+}
+
 static bool stop(void *user)
 {
     (void)user;
@@ -159,6 +186,7 @@ static mtp_status train(const mtp_train_config *config, bool dry_run)
                                        .stop = stop,
                                        .progress = show_progress,
                                        .report = show_report,
+                                       .ranks_failed = ranks_failed,
                                        .user = &s,
                                        .live_progress = isatty(STDERR_FILENO) != 0,
                                        .dry_run = dry_run};

@@ -85,6 +85,7 @@ typedef struct mtp_train_config {
     /* [distributed] */
     int64_t bucket_mib;
     double timeout_seconds;
+    double heartbeat_seconds;
 
     struct mtp__config_places *places; /* where each key was set; for messages */
 } mtp_train_config;
@@ -140,6 +141,9 @@ typedef struct mtp_train_options {
     /* Tables for people: the acceptance before the first step, side by side with the trained one at the end. NULL:
      * none. */
     void (*report)(void *user, const char *text);
+    /* With several ranks: as `failed` of mtp_comm_options. The thread that trains ends with the same failure as soon as
+     * it comes to the next exchange, which may be late, or never when it hangs itself. May be NULL. */
+    void (*ranks_failed)(void *user, const char *message);
     void *user;
     bool live_progress; /* `progress` shows a terminal: call it after every step */
     bool dry_run;       /* everything but the steps: open all, lay out all; write nothing */
