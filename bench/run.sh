@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build}
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+# as mtp sets them
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-2000}
 
 model=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)
 flags=$(grep -o -w -E 'avx2|avx512f|avx512_bf16' /proc/cpuinfo | sort -u | tr '\n' ' ')

@@ -79,13 +79,16 @@ static int unknown(const char *name)
     return program_usage("unknown %s '%s'; mtp --help lists what there is", kind, name);
 }
 
-/* OpenMP's threads spin while they wait, unless told otherwise when the library loads. Beside the loader's thread, or
- * any other work on the machine, spinning makes a step many times slower and gains 2 % on an idle one (bench/results):
- * start this program once more with the policy set. What the user chose stays. */
-static void wait_without_spinning(char **argv)
+/* OpenMP's threads spin while they wait, for as long as it takes, unless told otherwise when the library loads. Beside
+ * the loader's thread, or any other work on the machine, that makes a step many times slower; sleeping at once costs 5
+ * % of a step on an idle machine, for waking up between ops (bench/results). So spin for some microseconds, then sleep:
+ * start this program once more with that set. libgomp reads the count, other libraries the policy. What the user chose
+ * stays. */
+static void wait_with_little_spinning(char **argv)
 {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;
-    if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv("/proc/self/exe", argv);
+    if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0 && setenv("GOMP_SPINCOUNT", "2000", 1) == 0)
+        execv("/proc/self/exe", argv);
 }
 
 /* A standard stream that the caller closed is taken by the first file that is opened, and what is printed to it lands
@@ -112,7 +115,7 @@ static void on_bus_error(int number)
 int main(int argc, char **argv)
 {
     if (!keep_standard_streams()) return 1;
-    wait_without_spinning(argv); /* goes on here only when the policy is set, or cannot be */
+    wait_with_little_spinning(argv); /* goes on here only when the policy is set, or cannot be */
     signal(SIGBUS, on_bus_error);
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is reported like a full disk */
     if (argc < 2) {
