@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/real.h"
 #include "base/text.h"
+#include "data/official.h"
 #include "data/verifier_config.h"
 #include "model/config.h"
 #include "model/export.h"
@@ -146,12 +147,32 @@ static void check_geometry(checker *check, const json_t *text)
               "equals hidden_size, %lld", (long long)config->hidden_size);
 }
 
+/* A drafter has no K/V tensors, so nothing in its own directory contradicts a wrong number of K/V heads. The published
+ * verifiers are told by their hidden size. */
+static void check_official(checker *check)
+{
+    static const char *const keys[MTP_LAYER_TYPES] = {
+        [MTP_LAYER_SLIDING] = "config.json: text_config.num_key_value_heads",
+        [MTP_LAYER_FULL] = "config.json: text_config.num_global_key_value_heads"};
+    const mtp__official *official = mtp__official_of_size(check->config.backbone_hidden_size);
+    found(check, WARNING, "config.json", "llama.cpp (aborts at run when num_key_value_heads is wrong)",
+          "not compared with a verifier: none was given");
+    for (int type = 0; official && type < MTP_LAYER_TYPES; type++) {
+        const mtp_layer_geometry *own = &check->config.geometry[type];
+        if (own->head_dim == 0 || own->num_kv_heads == official->num_kv_heads[type]) continue;
+        found(check, FATAL, keys[type], "llama.cpp (aborts at run)",
+              "is %lld, but the verifier of backbone_hidden_size %lld, %s, has %lld; write that, or give the verifier "
+              "that this drafter is for (--verifier)",
+              (long long)own->num_kv_heads, (long long)official->hidden_size, official->name,
+              (long long)official->num_kv_heads[type]);
+    }
+}
+
 static void check_verifier(checker *check)
 {
     mtp_verifier_config verifier;
     if (!check->verifier) {
-        found(check, WARNING, "config.json", "llama.cpp (aborts at run when num_key_value_heads is wrong)",
-              "not compared with a verifier: none was given");
+        check_official(check);
         return;
     }
     mtp_status status = mtp__verifier_config_read(check->verifier, &verifier);

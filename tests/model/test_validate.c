@@ -242,6 +242,31 @@ static void test_warnings(void **state)
 
 /* ---- altered files -------------------------------------------------------------------------------------------- */
 
+static bool has_fatal(const char *directory, const char *where)
+{
+    mtp_export_report report = {0};
+    bool found = false;
+    assert_fails(mtp_validate_export(directory, NULL, &report), MTP_E_DATA, ""); /* its tensors have other shapes */
+    for (int64_t i = 0; i < report.num_findings; i++)
+        found = found || (report.findings[i].fatal && strcmp(report.findings[i].where, where) == 0);
+    mtp_export_report_free(&report);
+    return found;
+}
+
+/* Without a verifier, the hidden size of a published one tells how many K/V heads there must be. */
+static void test_heads_of_published_verifiers(void **state)
+{
+    (void)state;
+    static const char *const where = "config.json: text_config.num_key_value_heads";
+    const char *directory = copy_of("drafter_init"), *config = test_path("%s/config.json", directory);
+    test_json_set(config, "backbone_hidden_size", "2560"); /* E4B: two heads in both types */
+    test_json_set(config, "text_config.num_global_key_value_heads", "null");
+    test_json_set(config, "text_config.num_key_value_heads", "2");
+    assert_false(has_fatal(directory, where));
+    test_json_set(config, "text_config.num_key_value_heads", "1");
+    assert_true(has_fatal(directory, where));
+}
+
 static void test_files_refused(void **state)
 {
     (void)state;
@@ -288,6 +313,7 @@ int main(void)
         cmocka_unit_test(test_tensors_refused),
         cmocka_unit_test(test_config_refused),
         cmocka_unit_test(test_warnings),
+        cmocka_unit_test(test_heads_of_published_verifiers),
         cmocka_unit_test(test_files_refused),
         cmocka_unit_test(test_all_at_once),
     };
