@@ -103,6 +103,9 @@ static mtp_status wrong_type(const mtp__toml *toml, const mtp__toml_node *node, 
 static mtp_status check_range(const mtp__toml *toml, const mtp__toml_node *node, const mtp__field *field)
 {
     if (node->number >= field->min && node->number <= field->max) return MTP_OK;
+    if (field->kind == MTP__FIELD_INT)
+        return mtp__toml_fail(toml, node, "%s = %lld: must be from %lld to %lld", field->key, (long long)node->integer,
+                              (long long)field->min, (long long)field->max);
     return mtp__toml_fail(toml, node, "%s = %.15g: must be from %.15g to %.15g", field->key, node->number, field->min,
                           field->max);
 }

@@ -38,5 +38,7 @@ mtp_status mtp__inspect_run(mtp__inspector *inspector);
 
 /* Tensors, values, bytes, dtypes and metadata of a file. */
 void mtp__inspect_tensors(mtp__inspector *inspector, const mtp_safetensors *file);
+/* Look for NaN and infinity in every real tensor of a file: a problem for each that has one. */
+void mtp__inspect_values(mtp__inspector *inspector, const mtp_safetensors *file);
 
 #endif

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/real.h"
 #include "data/sample.h"
 #include "data/sidecar.h"
 #include "data/verifier_config.h"
@@ -41,6 +42,40 @@ void mtp__inspect_tensors(mtp__inspector *inspector, const mtp_safetensors *file
         if (json_object_set_new(metadata, pair.key, json_string(pair.value)) != 0) inspector->failed = true;
     }
     mtp__fact(inspector, "metadata", metadata);
+}
+
+/* Index of the first value that is no number; -1: there is none. */
+static int64_t find_nonfinite(const mtp_safetensors_entry *entry)
+{
+    enum { CHUNK = 4096 };
+    float values[CHUNK];
+    for (int64_t first = 0; first < entry->count; first += CHUNK) {
+        const int64_t n = entry->count - first < CHUNK ? entry->count - first : CHUNK;
+        const char *source = (const char *)entry->data + (size_t)first * mtp_dtype_size(entry->dtype);
+        mtp__real_to_f32(values, source, entry->dtype, n);
+        const int64_t bad = mtp__real_find_nonfinite(values, n);
+        if (bad >= 0) return first + bad;
+    }
+    return -1;
+}
+
+void mtp__inspect_values(mtp__inspector *inspector, const mtp_safetensors *file)
+{
+    int64_t looked = 0, bad = 0, others = 0;
+    for (size_t i = 0; i < mtp_safetensors_count(file); i++) {
+        const mtp_safetensors_entry *entry = mtp_safetensors_at(file, i);
+        const bool real = mtp_dtype_is_compute(entry->dtype);
+        const int64_t index = real ? find_nonfinite(entry) : -1;
+        looked += real;
+        others += !real;
+        if (index < 0) continue;
+        if (bad++ == 0)
+            mtp__problem(inspector, "%s holds NaN or infinity, first at element %lld", entry->name, (long long)index);
+    }
+    if (bad > 1) mtp__problem(inspector, "%lld more tensors hold NaN or infinity", (long long)bad - 1);
+    if (bad == 0)
+        mtp__fact_text(inspector, "nonfinite", "none in %lld tensors%s", (long long)looked,
+                       others ? "; integers and 8-bit floats were not looked at" : "");
 }
 
 static void add_entry(mtp__inspector *inspector, const mtp_safetensors_entry *entry)
@@ -112,6 +147,7 @@ static mtp_status inspect_sample(mtp__inspector *inspector, const mtp_safetensor
         add_entry(inspector, entry);
     }
     add_norm(inspector, file);
+    mtp__fact_text(inspector, "nonfinite", "not looked for: mtp check does");
     if (tokens < 0) {
         mtp__problem(inspector, "token_ids has %d axes, expected one", (int)ids->rank);
         return MTP_OK;
@@ -158,6 +194,7 @@ mtp_status mtp__inspect_samples(mtp__inspector *inspector)
     mtp__fact(inspector, "with_hidden_norm", json_integer(labelled));
     mtp__fact(inspector, "with_loss_mask", json_integer(masked));
     mtp__fact(inspector, "with_sidecar_line", json_integer(beside));
+    mtp__fact_text(inspector, "nonfinite", "not looked for: mtp check does");
     if (others)
         mtp__problem(inspector, "%lld files are no samples (no token_ids and hidden_states)", (long long)others);
     return status;
@@ -173,6 +210,7 @@ static mtp_status explain(mtp__inspector *inspector, const mtp_safetensors *file
     const bool drafter = mtp_safetensors_find(file, "pre_projection.weight") != NULL;
     inspector->kind = drafter ? MTP_INSPECT_DRAFTER : MTP_INSPECT_SAFETENSORS;
     mtp__inspect_tensors(inspector, file);
+    mtp__inspect_values(inspector, file);
     if (drafter)
         mtp__fact_text(inspector, "note",
                        "weights alone; inspect the directory to have them compared with config.json");

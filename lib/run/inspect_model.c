@@ -88,6 +88,7 @@ static mtp_status add_weights(mtp__inspector *inspector, const mtp_drafter_confi
         mtp__problem_last(inspector);
     } else {
         mtp__inspect_tensors(inspector, file);
+        mtp__inspect_values(inspector, file);
         if (mtp__drafter_check_file(file, config) != MTP_OK) mtp__problem_last(inspector);
     }
     mtp_safetensors_close(file);
@@ -142,6 +143,7 @@ mtp_status mtp__inspect_verifier(mtp__inspector *inspector)
     mtp__fact(inspector, "sliding_window", json_integer(config.sliding_window));
     if (config.final_logit_softcapping > 0)
         mtp__fact_text(inspector, "final_logit_softcapping", "%g", config.final_logit_softcapping);
+    mtp__fact_text(inspector, "nonfinite", "not looked for");
     if (mtp_verifier_open(inspector->path, NULL, &verifier) == MTP_OK)
         mtp__fact_text(inspector, "embedding", "%s [%lld, %lld]",
                        mtp_dtype_name(mtp_verifier_embedding(verifier).dtype), (long long)config.vocab_size,

@@ -34,6 +34,25 @@ static void test_explains(void **state)
     test_expect(test_mtp("inspect", SAMPLE "train", SAMPLE "eval"), 2, "", "");
 }
 
+/* Weights that are no numbers are said; what is not looked at is said too. */
+static void test_values(void **state)
+{
+    (void)state;
+    const char *directory = test_path("%s/drafter", test_dir()),
+               *weights = test_path("%s/model.safetensors", directory);
+    test_expect(test_mtp("inspect", SAMPLE "drafter_init"), 0, "nonfinite              none in ", "");
+    test_expect(test_mtp("inspect", VERIFIER), 0, "nonfinite              not looked for\n", "");
+    test_copy(SAMPLE "drafter_init", directory);
+    test_tensors file = test_tensors_open(weights);
+    uint16_t *norm = test_tensors_put(&file, "model.norm.weight", MTP_BF16, 1, (int64_t[]){64});
+    norm[5] = 0x7fc0;
+    test_tensors_write(&file, weights);
+    test_tensors_close(&file);
+    test_expect(test_mtp("inspect", directory), 3,
+                "problem: model.norm.weight holds NaN or infinity, first at element 5\n", "");
+    test_expect(test_mtp("inspect", weights), 3, "problem: model.norm.weight holds NaN or infinity", "");
+}
+
 static void test_strict(void **state)
 {
     (void)state;
@@ -98,8 +117,8 @@ static void test_run_is_readable(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_explains), cmocka_unit_test(test_strict),
-                                       cmocka_unit_test(test_strict_other_kinds),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_explains), cmocka_unit_test(test_values),
+                                       cmocka_unit_test(test_strict), cmocka_unit_test(test_strict_other_kinds),
                                        cmocka_unit_test(test_run_is_readable)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -74,6 +74,14 @@ static void mistakes_are_named(void **state)
     ends(test_mtp("train", "a.toml", "--dry-run=yes"), 2, "", "--dry-run takes no value");
     ends(test_mtp("train", "--help=dry-run"), 2, "", "--help takes no value");
     ends(test_mtp("train", "a.toml", "--resume=auto", "--resume", "never"), 2, "", "--resume is given twice");
+    ends(test_mtp("--version", "x"), 2, "", "unexpected argument 'x'");
+    ends(test_mtp("eval", "--model", "", "--verifier", "v", "--data", "d"), 2, "",
+         "--model: the value is empty; --model DIR is expected");
+    ends(test_mtp("eval", "--model=", "--verifier", "v", "--data", "d"), 2, "", "--model: the value is empty");
+    ends(test_mtp("inspect", ""), 2, "", "PATH is empty");
+    ends(test_mtp("pack", "out", "", "--verifier", "v"), 2, "", "INPUT is empty");
+    ends(test_mtp("plan", "--tokens", "9223372036854775807"), 2, "",
+         "--tokens 9223372036854775807: must be a whole number from 1 to 1000000000000000");
     ends(test_mtp("train", "--", "--dry-run"), 2, "", "--dry-run"); /* a file of that name */
 }
 

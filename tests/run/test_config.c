@@ -110,6 +110,8 @@ static void mistakes_say_their_line(void **state)
     refused("[loss]\nhead = \"maskd\"", "run.toml:11: head = \"maskd\": must be one of \"flat\", \"masked\", "
                                         "\"hierarchical\", \"auto\" (did you mean \"masked\"?)");
     refused("[loss]\ndetach_state = 1", "detach_state: expected true or false");
+    refused("[optimizer]\nwarmup_steps = 9223372036854775807",
+            "warmup_steps = 9223372036854775807: must be from 0 to 9007199254740992");
     refused("[optimizer]\nlearning_rate = -1.0", "learning_rate = -1: must be from 0 to 10");
     refused("[optimizer]\nlearning_rate = nan", "learning_rate = nan: must be from 0 to 10");
     refused("[model.freeze]\nx = 1", "freeze");

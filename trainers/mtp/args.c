@@ -119,8 +119,8 @@ static bool set_int(const args_option *option, const char *text)
     errno = 0;
     const long long value = strtoll(text, &end, 10);
     if (end == text || *end || errno || (double)value < option->min || (double)value > option->max) {
-        program_usage("--%s %s: must be a whole number from %.15g to %.15g", option->name, text, option->min,
-                      option->max);
+        program_usage("--%s %s: must be a whole number from %lld to %lld", option->name, text, (long long)option->min,
+                      (long long)option->max);
         return false;
     }
     *(int64_t *)option->target = value;
@@ -158,6 +158,10 @@ static bool set_choice(const args_option *option, const char *text)
 
 static bool set_value(const args_option *option, const char *text)
 {
+    if (!*text) {
+        program_usage("--%s: the value is empty; --%s %s is expected", option->name, option->name, option->value);
+        return false;
+    }
     switch (option->kind) {
     case ARGS_INT:
         return set_int(option, text);
@@ -251,6 +255,10 @@ static bool take_positional(parser *p, const char *text)
     const args_positional *positional =
         p->positionals < spec->num_positionals ? &spec->positionals[p->positionals] : last;
     p->positionals++;
+    if (!*text) {
+        program_usage("%s is empty; see %s --help", positional->name, spec->command);
+        return false;
+    }
     if (positional->many) return args_list_add(positional->target, text);
     *(const char **)positional->target = text;
     return true;

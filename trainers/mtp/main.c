@@ -126,7 +126,10 @@ int main(int argc, char **argv)
         print_help(stdout);
         return program_flush(0);
     }
-    if (strcmp(argv[1], "--version") == 0) return program_flush(print_version());
+    if (strcmp(argv[1], "--version") == 0) {
+        if (argc > 2) return program_usage("unexpected argument '%s': --version takes none", argv[2]);
+        return program_flush(print_version());
+    }
     const command *chosen = find(argv[1]);
     if (!chosen) return unknown(argv[1]);
     return program_flush(chosen->run(argc - 1, argv + 1));
