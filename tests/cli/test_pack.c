@@ -73,31 +73,35 @@ static void pack_and_verify(void **state)
     test_run_free(&run);
 }
 
-/* Of all supervised positions, the drafts that the reference drafter gets accepted. */
-static double accepted_on(const char *data)
+/* Drafts of the reference drafter that are accepted in a round, as a server walks them, and at a position. */
+static void accepted_on(const char *data, double *round, double *position)
 {
     test_run run = test_mtp("eval", "--model", SAMPLE "/drafter_reference", "--verifier", SAMPLE "/verifier", "--data",
                             data, "--num-speculative-steps", "3", "--threads", "1", "--json");
     if (run.exit_code != 0) fail_msg("%s", run.err);
     json_t *report = json_loads(run.out, 0, NULL);
-    const double accepted = json_number_value(json_object_get(json_object_get(report, "positions"), "mean_accepted"));
+    *round = json_number_value(json_object_get(json_object_get(report, "rounds"), "mean_accepted"));
+    *position = json_number_value(json_object_get(json_object_get(report, "positions"), "mean_accepted"));
     json_decref(report);
     test_run_free(&run);
-    return accepted;
 }
 
-/* Positions and not rounds: rounds that begin elsewhere after one changed draft compare other text. */
 static void eight_bits_accept_the_same(void **state)
 {
     (void)state;
     const char *out = test_path("%s/store", test_dir());
+    double bf16[2], fp8[2];
     test_run run = test_mtp("pack", out, SAMPLE "/eval", "--verifier", SAMPLE "/verifier", "--kv", "fp8");
     assert_int_equal(run.exit_code, 0);
     test_run_free(&run);
-    const double bf16 = accepted_on(SAMPLE "/eval"), fp8 = accepted_on(out);
-    printf("drafts accepted a position: bf16 %.4f, fp8 %.4f (%+.2f %%)\n", bf16, fp8, 100 * (fp8 / bf16 - 1));
-    assert_true(bf16 > 0.4);
-    assert_true(fp8 > 0.99 * bf16 && fp8 < 1.01 * bf16);
+    accepted_on(SAMPLE "/eval", &bf16[0], &bf16[1]);
+    accepted_on(out, &fp8[0], &fp8[1]);
+    for (int i = 0; i < 2; i++) {
+        printf("drafts accepted a %s: bf16 %.4f, fp8 %.4f (%+.2f %%)\n", i ? "position" : "round", bf16[i], fp8[i],
+               100 * (fp8[i] / bf16[i] - 1));
+        assert_true(bf16[i] > 0.3);
+        assert_true(fp8[i] > 0.99 * bf16[i] && fp8[i] < 1.01 * bf16[i]);
+    }
 }
 
 /* 31B: ids, mask, 5376 hidden, 2 x (16 x 256 + 4 x 512) K/V in bf16 are 35,333 bytes a token. */
