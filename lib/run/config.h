@@ -19,6 +19,7 @@ typedef enum mtp__field_kind {
 /* May a resumed run have another value. */
 typedef enum mtp__field_resume {
     MTP__RESUME_SAME,    /* no: the run would not be the one that the checkpoint belongs to */
+    MTP__RESUME_BATCH,   /* when as many micro-batches make an update on all ranks together as then */
     MTP__RESUME_FREE,    /* yes; content behind a path is compared by fingerprint */
     MTP__RESUME_SCHEDULE /* when it leaves the learning rates of the steps already done as they were */
 } mtp__field_resume;

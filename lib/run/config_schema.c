@@ -15,6 +15,7 @@ static const char *const schedulers[] = {"constant", "linear", "cosine", "wsd", 
 #define KEY(table, name, type) .section = table, .key = #name, .kind = MTP__FIELD_##type, .offset = AT(name)
 #define RANGE(low, high) .min = (low), .max = (high)
 #define SAME .resume = MTP__RESUME_SAME
+#define BATCH .resume = MTP__RESUME_BATCH
 #define FREE .resume = MTP__RESUME_FREE
 #define SCHEDULE .resume = MTP__RESUME_SCHEDULE
 
@@ -108,9 +109,9 @@ static const mtp__field fields[] = {
              "0)."},
     {KEY("train", num_train_epochs, INT), .value = "0", RANGE(0, LARGE), SCHEDULE,
      .help = "Passes over the training data; the last update takes the micro-batches that are left."},
-    {KEY("train", gradient_accumulation_steps, INT), .value = "1", RANGE(1, 4096), SAME,
-     .help = "Micro-batches of one update. The loss is the mean over all of them together, so the result is that of one "
-             "larger batch but for the order of float sums."},
+    {KEY("train", gradient_accumulation_steps, INT), .value = "1", RANGE(1, 4096), BATCH,
+     .help = "Micro-batches of one update on each rank. The loss is the mean over all of them together, so the result is "
+             "that of one larger batch but for the order of float sums."},
     {KEY("train", seed, INT), .value = "0", RANGE(0, LARGE), SAME,
      .help = "Of everything random. The same configuration, data and seed give the same bits."},
     {KEY("train", eval_steps, INT), .value = "0", RANGE(0, LARGE), FREE,

@@ -60,6 +60,21 @@ static void compare_facts(const mtp__resume_facts *facts, const mtp__manifest *m
                       (long long)facts->num_samples, (unsigned long long)facts->dataset);
 }
 
+/* Micro-batches of an update on all ranks together may be shared out in another way, or become others because there
+ * are more or fewer ranks now; not because somebody set them so. */
+static void compare_batch(const mtp_train_config *config, const mtp__resume_facts *facts, const mtp__manifest *manifest,
+                          mtp__text *differences)
+{
+    const char *accumulation = mtp__manifest_setting(manifest, "train.gradient_accumulation_steps");
+    const int64_t then = accumulation ? strtoll(accumulation, NULL, 10) * manifest->world_size : 0;
+    const size_t before = differences->length;
+    if (then == config->gradient_accumulation_steps * facts->world_size) return;
+    compare_all(config, MTP__RESUME_BATCH, manifest, differences);
+    if (differences->length > before)
+        mtp__text_add(differences, " (on %lld ranks then, %lld now)", (long long)manifest->world_size,
+                      (long long)facts->world_size);
+}
+
 /* Would the steps already done have had the learning rates that they had. */
 static bool same_history(const mtp__schedule *now, const mtp__manifest *manifest)
 {
@@ -83,6 +98,7 @@ static mtp_status check(const mtp_train_config *config, const mtp__resume_facts 
                         mtp__text *differences)
 {
     compare_all(config, MTP__RESUME_SAME, manifest, differences);
+    compare_batch(config, facts, manifest, differences);
     compare_facts(facts, manifest, differences);
     if (differences->length || differences->failed)
         return refuse(manifest, differences,

@@ -10,6 +10,7 @@
 typedef struct mtp__resume_facts {
     uint64_t dataset, verifier; /* fingerprints */
     int64_t num_samples;
+    int64_t world_size;
     mtp__schedule schedule; /* max_steps: total steps of the run as it would be now */
 } mtp__resume_facts;
 

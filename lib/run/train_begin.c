@@ -88,6 +88,7 @@ static mtp_status check_resume(mtp__run *run)
     const mtp__resume_facts facts = {.dataset = mtp_dataset_fingerprint(t->train_data),
                                      .verifier = mtp__trainer_verifier_fingerprint(t->verifier),
                                      .num_samples = mtp_dataset_size(t->train_data),
+                                     .world_size = run->ranks.world_size,
                                      .schedule = t->schedule};
     return run->resume ? mtp__resume_check(run->config, &facts, run->resume) : MTP_OK;
 }
@@ -173,7 +174,8 @@ mtp_status mtp__run_open(mtp__run *run)
 {
     MTP_TRY(mtp__ranks_agree(&run->ranks, mtp_train_config_check_paths(run->config)));
     MTP_TRY(find_checkpoint(run));
-    return mtp__ranks_agree(&run->ranks, open_trainer(run));
+    MTP_TRY(mtp__ranks_agree(&run->ranks, open_trainer(run)));
+    return mtp__run_check_ranks(run);
 }
 
 /* ---- beginning ------------------------------------------------------------------------------------------------ */
@@ -236,6 +238,9 @@ static mtp_status load_checkpoint(mtp__run *run)
         if (mtp__run_writes(run))
             MTP_TRY(mtp__checkpoint_supersede(run->directory.path, m->step, run->options->logger));
     }
+    if (m->world_size != run->ranks.world_size)
+        mtp_log(run->options->logger, MTP_LOG_INFO, "the checkpoint is of %lld ranks, now there are %d",
+                (long long)m->world_size, run->ranks.world_size);
     mtp_log(run->options->logger, MTP_LOG_INFO, "going on from %s: step %lld of %lld", m->directory, (long long)m->step,
             (long long)run->trainer.schedule.max_steps);
     return MTP_OK;
@@ -261,6 +266,7 @@ mtp_status mtp__run_begin(mtp__run *run)
     MTP_TRY(mtp__ranks_agree(&run->ranks, mtp__run_writes(run) ? claim_directory(run) : know_directory(run)));
     MTP_TRY(evaluate_start(run));
     MTP_TRY(mtp__ranks_agree(&run->ranks, load_checkpoint(run)));
+    if (run->resume) MTP_TRY(mtp__run_check_ranks(run));
     if (run->resume && run->resume_is_ours) MTP_TRY(mtp__run_take_best(run));
     return mtp__ranks_agree(&run->ranks, mtp__run_open_saver(run));
 }

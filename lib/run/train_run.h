@@ -51,6 +51,9 @@ static inline bool mtp__run_writes(const mtp__run *run)
 
 /* Open everything and find the checkpoint to go on from; nothing is written. */
 mtp_status mtp__run_open(mtp__run *run);
+/* Is what must be the same on all ranks the same: configuration, data, verifier, weights, position. MTP_E_CONFIG on
+ * all, naming every difference and its rank. */
+mtp_status mtp__run_check_ranks(mtp__run *run);
 /* Make the directory ours: lock, run.json, config.toml, metrics; evaluate the drafter as it is; load the checkpoint. */
 mtp_status mtp__run_begin(mtp__run *run);
 void mtp__run_close(mtp__run *run);
