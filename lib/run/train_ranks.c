@@ -17,6 +17,7 @@ static const char *const facts[] = {"the version of mtp",
                                     "the verifier's embedding or norm",
                                     "the training data",
                                     "the evaluation data",
+                                    "the drafter's config.json or token_ordering",
                                     "the drafter's weights",
                                     "the step to go on from",
                                     "the position in the data"};
@@ -79,6 +80,7 @@ static mtp_status collect(const mtp__run *run, uint64_t *hashes, size_t num_keys
     *values++ = mtp__trainer_verifier_fingerprint(t->verifier);
     *values++ = mtp_dataset_fingerprint(t->train_data);
     *values++ = t->eval_data ? mtp_dataset_fingerprint(t->eval_data) : 0;
+    *values++ = mtp__checkpoint_computation(t->drafter);
     MTP_TRY(hash_weights(t->drafter, values++));
     *values++ = (uint64_t)run->step;
     *values++ = mtp__fnv1a(MTP__FNV_START, position, sizeof position);

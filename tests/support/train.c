@@ -94,18 +94,12 @@ static json_t *manifest_of(const char *directory)
     return value;
 }
 
-void test_same_checkpoint(const char *one, const char *other)
+static void same_shard(const char *one, const char *other, int rank, int world_size)
 {
-    static const char *const keys[] = {"step", "epoch", "batch", "seed", "dataset", "verifier", "best"};
-    json_t *a = manifest_of(one), *b = manifest_of(other);
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        if (!json_equal(json_object_get(a, keys[i]), json_object_get(b, keys[i])))
-            fail_msg("manifests of %s and %s differ in \"%s\"", one, other, keys[i]);
-    json_decref(a);
-    json_decref(b);
+    const char *name = test_path("shard-%05d-of-%05d.safetensors", rank, world_size);
     mtp_safetensors *left = NULL, *right = NULL;
-    assert_ok(mtp_safetensors_open(test_path("%s/shard-00000-of-00001.safetensors", one), &left));
-    assert_ok(mtp_safetensors_open(test_path("%s/shard-00000-of-00001.safetensors", other), &right));
+    assert_ok(mtp_safetensors_open(test_path("%s/%s", one, name), &left));
+    assert_ok(mtp_safetensors_open(test_path("%s/%s", other, name), &right));
     assert_int_equal(mtp_safetensors_count(left), mtp_safetensors_count(right));
     for (size_t i = 0; i < mtp_safetensors_count(left); i++) {
         const mtp_safetensors_entry *entry = mtp_safetensors_at(left, i);
@@ -115,4 +109,18 @@ void test_same_checkpoint(const char *one, const char *other)
     }
     mtp_safetensors_close(left);
     mtp_safetensors_close(right);
+}
+
+void test_same_checkpoint(const char *one, const char *other)
+{
+    static const char *const keys[] = {"step", "epoch", "batch", "seed", "dataset", "verifier", "best", "world_size"};
+    json_t *a = manifest_of(one), *b = manifest_of(other);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!json_equal(json_object_get(a, keys[i]), json_object_get(b, keys[i])))
+            fail_msg("manifests of %s and %s differ in \"%s\"", one, other, keys[i]);
+    const int world_size = (int)json_integer_value(json_object_get(a, "world_size"));
+    json_decref(a);
+    json_decref(b);
+    assert_true(world_size >= 1);
+    for (int rank = 0; rank < world_size; rank++) same_shard(one, other, rank, world_size);
 }
