@@ -58,6 +58,8 @@ void mtp_dataset_close(mtp_dataset *dataset)
         free(dataset->entries[i].sidecar_mask);
     }
     for (int64_t i = 0; i < dataset->num_parts; i++) mtp__shard_close(dataset->parts[i].shard);
+    for (int64_t i = 0; i < dataset->num_sources; i++) free(dataset->sources[i].path);
+    free(dataset->sources);
     free(dataset->entries);
     free(dataset->parts);
     free(dataset->selected);
@@ -89,6 +91,10 @@ uint64_t mtp_dataset_fingerprint(const mtp_dataset *dataset)
         const uint64_t numbers[5] = {entry.sample_id, (uint64_t)entry.num_tokens, (uint64_t)entry.num_supervised,
                                      (uint64_t)entry.prompt_len, (uint64_t)entry.first_target};
         hash = mtp__fnv1a(hash, numbers, sizeof numbers);
+    }
+    for (int64_t i = 0; i < dataset->num_sources && dataset->mixed && dataset->num_sources > 1; i++) {
+        hash = mtp__fnv1a(hash, &dataset->sources[i].count, sizeof dataset->sources[i].count);
+        hash = mtp__fnv1a(hash, &dataset->sources[i].share, sizeof dataset->sources[i].share);
     }
     return hash;
 }

@@ -29,10 +29,20 @@ typedef struct mtp__dataset_part {
     mtp__shard *shard;    /* owned; NULL: sample files */
 } mtp__dataset_part;
 
+/* What a path brought. */
+typedef struct mtp__dataset_source {
+    char *path;
+    double share;         /* of the tokens; 0: no mixing */
+    int64_t first, count; /* samples of the data set */
+} mtp__dataset_source;
+
 struct mtp_dataset {
     const mtp_verifier *verifier;
     int64_t count;
     uint32_t *selected; /* [count] which samples of the parts, when a split leaves some out; NULL: all */
+    mtp__dataset_source *sources;
+    int64_t num_sources;
+    bool mixed; /* the sources have shares */
     mtp__dataset_part *parts;
     int64_t num_parts;
     mtp__dataset_entry *entries; /* of sample files only: those of shards are made when they are asked for */

@@ -114,9 +114,12 @@ mtp_status mtp__dataset_open(const char *const *paths, int64_t num_paths, const 
     mtp__sidecar sidecar = {0};
     const mtp__dataset_opening how = {options->hidden_norm, &sidecar, quarantine, options->logger};
     char *known = NULL;
-    mtp_status status = MTP_OK;
-    for (int64_t i = 0; i < num_paths && status == MTP_OK; i++)
+    mtp_status status = mtp__dataset_create_sources(made, paths, num_paths, options->weights);
+    for (int64_t i = 0; i < num_paths && status == MTP_OK; i++) {
+        made->sources[i].first = made->count;
         status = mtp__dataset_add_path(made, paths[i], &how, &known);
+        made->sources[i].count = made->count - made->sources[i].first;
+    }
     mtp__sidecar_free(&sidecar);
     free(known);
     if (status == MTP_OK) status = refuse_duplicates(made);
@@ -129,6 +132,7 @@ mtp_status mtp__dataset_open(const char *const *paths, int64_t num_paths, const 
     measure(made);
     report(made, options->logger);
     status = split(made, options);
+    if (status == MTP_OK) status = mtp__dataset_split_sources(made);
     if (status != MTP_OK) {
         mtp_dataset_close(made);
         return status;

@@ -19,6 +19,11 @@ mtp_status mtp__dataset_add_path(mtp_dataset *dataset, const char *path, const m
 /* Where the mask of a sample comes from, and what it holds, into its entry. `mask` is scratch [num_tokens]. */
 mtp_status mtp__dataset_find_mask(const mtp__sample *sample, mtp__sidecar *sidecar, mtp__dataset_entry *entry,
                                   uint8_t *mask);
+/* Note the sources and their shares, before their paths are added. */
+mtp_status mtp__dataset_create_sources(mtp_dataset *dataset, const char *const *paths, int64_t num_paths,
+                                       const double *weights);
+/* Sources after a split: their places among the selected samples. One of a mixture that has none left is an error. */
+mtp_status mtp__dataset_split_sources(mtp_dataset *dataset);
 /* What K and V of a type are read as: their type, F32 when they differ or there are none. */
 mtp_dtype mtp__dataset_kv_dtype(const mtp__field kv[MTP__KV]);
 

@@ -5,20 +5,25 @@
 #include <string.h>
 #include <time.h>
 
+#include "data/mixture.h"
 #include "mtp/loss.h"
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
 
-/* The longest batch that can occur: memory is not taken for a budget that no batch can use. */
-static int64_t most_tokens(const mtp_dataset *dataset, int64_t budget)
+/* The largest batch that can occur: memory is not taken for a budget that no batch can use. A mixture may repeat
+ * documents. */
+static void most_that_fit(const mtp_loader *loader, int64_t *tokens, int64_t *documents)
 {
-    return budget < dataset->num_tokens ? budget : dataset->num_tokens;
+    const mtp_dataset *dataset = loader->dataset;
+    *tokens = loader->options.tokens_per_batch;
+    if (!dataset->mixed && dataset->num_tokens < *tokens) *tokens = dataset->num_tokens;
+    *documents = !dataset->mixed && dataset->count < *tokens ? dataset->count : *tokens;
 }
 
 static mtp_status create_slots(mtp_loader *loader)
 {
-    const int64_t tokens = most_tokens(loader->dataset, loader->options.tokens_per_batch);
-    const int64_t documents = tokens < loader->dataset->count ? tokens : loader->dataset->count;
+    int64_t tokens, documents;
+    most_that_fit(loader, &tokens, &documents);
     const int64_t wanted = loader->options.prefetch + 2;
     loader->slots = calloc((size_t)wanted, sizeof *loader->slots);
     if (!loader->slots) return MTP_FAIL(MTP_E_MEMORY, "no memory for the loader");
@@ -48,6 +53,26 @@ static mtp_status start(mtp_loader *loader)
                                     "cannot start thread %lld of %lld of the loader: %s; lower num_workers",
                                     (long long)loader->num_threads + 1, (long long)wanted, strerror(code));
     }
+    return MTP_OK;
+}
+
+/* What a mixture comes to, at the beginning of a run. */
+static mtp_status report_sources(const mtp_loader *loader)
+{
+    const mtp_dataset *dataset = loader->dataset;
+    mtp__mixture mixture;
+    if (!dataset->mixed || !loader->options.logger) return MTP_OK;
+    MTP_TRY(mtp__mixture_create(dataset, &loader->options, &mixture));
+    for (int64_t i = 0; i < dataset->num_sources; i++) {
+        const mtp_source_info info = mtp_dataset_source(dataset, i);
+        mtp_log(loader->options.logger, MTP_LOG_INFO,
+                "source %s: %.4g %% of the tokens; it has %lld samples, %lld tokens, %lld supervised, and an epoch "
+                "takes %lld of its documents (%.4g passes)",
+                info.path, 100 * info.share, (long long)info.num_samples, (long long)info.num_tokens,
+                (long long)info.num_supervised, (long long)mixture.parts[i],
+                (double)mixture.parts[i] / (double)info.num_samples);
+    }
+    mtp__mixture_free(&mixture);
     return MTP_OK;
 }
 
@@ -88,6 +113,7 @@ static mtp_status fill_loader(mtp_loader *loader)
     MTP_TRY(mtp__plan_create(loader->dataset, &loader->options, 0, &loader->plan));
     MTP_TRY(create_slots(loader));
     loader->options.allocator = NULL; /* the batches have it */
+    MTP_TRY(report_sources(loader));
     report(loader);
     return start(loader);
 }

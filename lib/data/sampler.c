@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "data/mixture.h"
 
 /* Keeps the sampler's numbers apart from those of other users of the seed. */
 static const uint64_t SAMPLER_STREAM = UINT64_C(0x73616d706c657200); /* "sampler" */
@@ -38,14 +39,6 @@ void mtp__sampler_order(uint64_t seed, int64_t epoch, bool shuffle, uint32_t cou
         shuffle_blocks(&rng, count, order);
 }
 
-static mtp_status too_long(const mtp__dataset_entry *entry, int64_t budget)
-{
-    return MTP_FAIL(MTP_E_DATA,
-                    "%s has %lld tokens, more than the %lld of a batch; raise tokens_per_batch, or set overlong to "
-                    "\"truncate\" or \"skip\"",
-                    entry->path, (long long)entry->num_tokens, (long long)budget);
-}
-
 /* What stands in the batch that is being filled. */
 typedef struct open_batch {
     mtp__plan_batch batch;
@@ -70,32 +63,31 @@ static void close_batch(mtp__plan *plan, open_batch *open)
 }
 
 static mtp_status fill(const mtp_dataset *dataset, const mtp_loader_options *options, const uint32_t *order,
-                       mtp__plan *plan)
+                       int64_t count, mtp__plan *plan)
 {
     const int64_t budget = options->tokens_per_batch;
     open_batch open = {.supervised = false};
-    for (int64_t i = 0; i < dataset->count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         const mtp__dataset_entry found = mtp__dataset_at(dataset, order[i]), *entry = &found;
-        int64_t length = entry->num_tokens;
-        if (length > budget && options->overlong == MTP_OVERLONG_ERROR) return too_long(entry, budget);
-        if (length > budget && options->overlong == MTP_OVERLONG_SKIP) {
+        int64_t length;
+        MTP_TRY(mtp__document_length(entry, options, &length));
+        if (length == 0) {
             open.batch.documents_skipped++;
             continue;
         }
-        const bool truncated = length > budget;
-        if (truncated) length = budget;
         if (open.batch.tokens + length > budget) close_batch(plan, &open);
         plan->items[plan->num_items++] = (mtp__batch_item){order[i], length};
         open.batch.tokens += length;
-        open.batch.documents_truncated += truncated;
+        open.batch.documents_truncated += length < entry->num_tokens;
         open.supervised = open.supervised || entry->first_target < length;
     }
     close_batch(plan, &open);
     if (plan->num_batches == 0)
-        return MTP_FAIL(MTP_E_DATA,
-                        "none of the %lld samples has a token that could be a target within %lld tokens; "
-                        "check the loss masks and tokens_per_batch",
-                        (long long)dataset->count, (long long)budget);
+        return MTP_FAIL(
+            MTP_E_DATA,
+            "none of the %lld documents of epoch %lld has a token that could be a target within %lld tokens; "
+            "check the loss masks and tokens_per_batch",
+            (long long)count, (long long)plan->epoch, (long long)budget);
     /* what came after the last kept batch is counted with it, so that an epoch's counts are complete */
     mtp__plan_batch *last = &plan->batches[plan->num_batches - 1];
     last->batches_skipped += open.batch.batches_skipped;
@@ -104,29 +96,35 @@ static mtp_status fill(const mtp_dataset *dataset, const mtp_loader_options *opt
     return MTP_OK;
 }
 
-mtp_status mtp__plan_create(const mtp_dataset *dataset, const mtp_loader_options *options, int64_t epoch,
+static mtp_status make_plan(const mtp_dataset *dataset, const mtp_loader_options *options, const mtp__mixture *mixture,
                             mtp__plan *plan)
 {
-    const size_t count = (size_t)dataset->count;
-    *plan = (mtp__plan){.epoch = epoch};
+    const size_t count = (size_t)mixture->documents;
     uint32_t *order = malloc(count * sizeof *order);
     plan->items = malloc(count * sizeof *plan->items);
     plan->batches = malloc(count * sizeof *plan->batches);
     mtp_status status = MTP_OK;
     if (!order || !plan->items || !plan->batches)
-        status = MTP_FAIL(MTP_E_MEMORY, "no memory to order %zu samples", count);
-    if (status == MTP_OK) {
-        mtp__sampler_order(options->seed, epoch, options->shuffle, (uint32_t)count, order);
-        status = fill(dataset, options, order, plan);
-    }
+        status = MTP_FAIL(MTP_E_MEMORY, "no memory to order %zu documents", count);
+    if (status == MTP_OK) status = mtp__mixture_order(mixture, dataset, options, plan->epoch, order);
+    if (status == MTP_OK) status = fill(dataset, options, order, mixture->documents, plan);
     free(order);
-    if (status != MTP_OK) {
-        mtp__plan_free(plan);
-        return status;
-    }
+    MTP_TRY(status);
     mtp__plan_batch *fewer = realloc(plan->batches, (size_t)plan->num_batches * sizeof *fewer);
     if (fewer) plan->batches = fewer;
     return MTP_OK;
+}
+
+mtp_status mtp__plan_create(const mtp_dataset *dataset, const mtp_loader_options *options, int64_t epoch,
+                            mtp__plan *plan)
+{
+    mtp__mixture mixture;
+    *plan = (mtp__plan){.epoch = epoch};
+    MTP_TRY(mtp__mixture_create(dataset, options, &mixture));
+    const mtp_status status = make_plan(dataset, options, &mixture, plan);
+    mtp__mixture_free(&mixture);
+    if (status != MTP_OK) mtp__plan_free(plan);
+    return status;
 }
 
 void mtp__plan_free(mtp__plan *plan)

@@ -27,6 +27,10 @@ typedef struct mtp_dataset_options {
      * TRAINING the others. A document stays on its side whatever is added to the data, and all copies of it do. */
     mtp_split split;
     double validation_share;
+    /* One for each path, which is then a source: a loader mixes the sources so that their shares of the tokens of an
+     * epoch are as the weights (lib/data/README.md, "Mixing sources"). Finite and positive. NULL: no mixing, every
+     * document once an epoch. */
+    const double *weights;
 } mtp_dataset_options;
 
 typedef struct mtp_dataset mtp_dataset;
@@ -52,8 +56,18 @@ typedef struct mtp_sample_info {
 MTP_API int64_t mtp_dataset_size(const mtp_dataset *dataset);
 /* Strings live as long as the data set. All zeros when index is not below the size. */
 MTP_API mtp_sample_info mtp_dataset_sample(const mtp_dataset *dataset, int64_t index);
-/* A stable 64-bit identity of the data set (token ids, lengths, supervised tokens, order; not names and directories, so
- * samples and the store they were packed into have the same): stored with a checkpoint. */
+/* One of the paths that the data set was opened with. */
+typedef struct mtp_source_info {
+    const char *path;
+    double share; /* of the tokens of an epoch, in (0, 1]; 0: there is no mixing */
+    int64_t num_samples, num_tokens, num_supervised;
+} mtp_source_info;
+MTP_API int64_t mtp_dataset_num_sources(const mtp_dataset *dataset);
+/* The path lives as long as the data set; all zeros when index is not below the number. Looks at all samples of it. */
+MTP_API mtp_source_info mtp_dataset_source(const mtp_dataset *dataset, int64_t index);
+/* A stable 64-bit identity of the data set (token ids, lengths, supervised tokens, order, and of mixed sources their
+ * sizes and shares; not names and directories, so samples and the store they were packed into have the same): stored
+ * with a checkpoint. */
 MTP_API uint64_t mtp_dataset_fingerprint(const mtp_dataset *dataset);
 
 /* A batch on the host. Documents stand back to back (packed: B = 1, S tokens) or one a line, padded with zeros (B > 1);
