@@ -30,6 +30,7 @@ void mtp_train_config_free(mtp_train_config *config)
         void *value = (char *)config + fields[i].offset;
         if (fields[i].kind == MTP__FIELD_STRING) free(*(char **)value);
         if (fields[i].kind == MTP__FIELD_STRINGS) free_strings(value);
+        if (fields[i].kind == MTP__FIELD_SOURCES) mtp__config_free_sources(value);
         if (config->places && config->places->origin) free(config->places->origin[i]);
     }
     if (config->places) {
@@ -164,6 +165,8 @@ static mtp_status take_value(const mtp__toml *toml, const mtp__toml_node *node, 
     }
     case MTP__FIELD_STRINGS:
         return take_strings(toml, node, field, value);
+    case MTP__FIELD_SOURCES:
+        return mtp__config_take_sources(toml, node, field, value);
     case MTP__FIELD_INT:
         if (node->kind != MTP__TOML_INTEGER) return wrong_type(toml, node, field, "an integer");
         *(int64_t *)value = node->integer;
@@ -214,6 +217,15 @@ static mtp_status unknown_table(const mtp__toml *toml, const mtp__toml_node *nod
     return mtp__toml_fail(toml, node, "unknown table '%s'; mtp train --print-reference lists all", node->key);
 }
 
+static mtp_status take_field(mtp_train_config *config, const mtp__toml *toml, const mtp__toml_node *node, size_t index,
+                             config_source source)
+{
+    size_t count;
+    const mtp__field *field = &mtp__config_fields(&count)[index];
+    MTP_TRY(take_value(toml, node, field, (char *)config + field->offset));
+    return set_place(config, index, toml, node, source);
+}
+
 static mtp_status take_key(mtp_train_config *config, const mtp__toml *toml, const mtp__toml_node *node,
                            const char *section, config_source source)
 {
@@ -221,8 +233,7 @@ static mtp_status take_key(mtp_train_config *config, const mtp__toml *toml, cons
     const mtp__field *fields = mtp__config_fields(&count);
     const size_t index = mtp__config_find(node->key);
     if (index == count || (section && strcmp(fields[index].section, section) != 0)) return unknown_key(toml, node);
-    MTP_TRY(take_value(toml, node, &fields[index], (char *)config + fields[index].offset));
-    return set_place(config, index, toml, node, source);
+    return take_field(config, toml, node, index, source);
 }
 
 static bool is_section(const char *name)
@@ -234,6 +245,10 @@ static bool is_section(const char *name)
 static mtp_status take_tree(mtp_train_config *config, const mtp__toml *toml, config_source source)
 {
     for (const mtp__toml_node *top = mtp__toml_first(toml, &toml->nodes[0]); top; top = mtp__toml_next(toml, top)) {
+        if (top->kind == MTP__TOML_ARRAY && strcmp(top->key, "data") == 0) { /* [[data]]: short for [[data.sources]] */
+            MTP_TRY(take_field(config, toml, top, mtp__config_find("sources"), source));
+            continue;
+        }
         if (top->kind != MTP__TOML_TABLE) {
             if (source != FROM_OVERRIDE) return unknown_key(toml, top);
             MTP_TRY(take_key(config, toml, top, NULL, source));
@@ -288,6 +303,7 @@ static mtp_status check_required(const mtp_train_config *config)
         const bool empty = fields[i].kind == MTP__FIELD_STRING    ? !**(char *const *)value
                            : fields[i].kind == MTP__FIELD_STRINGS ? ((const mtp_strings *)value)->count == 0
                                                                   : false;
+        if (config->sources.count > 0 && strcmp(fields[i].key, "train_data") == 0) continue; /* checked with them */
         if (fields[i].example && empty)
             return mtp__config_fail(config, fields[i].key, "must be given, in the table [%s]", fields[i].section);
     }
@@ -305,6 +321,13 @@ static mtp_status check_length(const mtp_train_config *c)
     if (c->max_steps > 0 && c->warmup_steps > c->max_steps)
         return mtp__config_fail(c, "warmup_steps", "%lld is more than max_steps = %lld", (long long)c->warmup_steps,
                                 (long long)c->max_steps);
+    return MTP_OK;
+}
+
+static mtp_status check_sources(const mtp_train_config *c)
+{
+    if (c->sources.count > 0 && c->train_data.count > 0)
+        return mtp__config_fail(c, "sources", "train_data is given too; use one of them");
     return MTP_OK;
 }
 
@@ -359,6 +382,7 @@ static mtp_status load(const char *path, const char *const *overrides, int64_t n
     MTP_TRY(take_file(config, path));
     for (int64_t i = 0; i < num_overrides; i++) MTP_TRY(take_override(config, overrides[i]));
     MTP_TRY(check_required(config));
+    MTP_TRY(check_sources(config));
     MTP_TRY(check_length(config));
     MTP_TRY(check_evaluation(config));
     return resolve_loss(config);
@@ -395,6 +419,8 @@ mtp_status mtp_train_config_check_paths(const mtp_train_config *config)
     MTP_TRY(check_directory(config, "verifier", config->verifier));
     if (*config->embedding_from) MTP_TRY(check_directory(config, "embedding_from", config->embedding_from));
     MTP_TRY(check_data(config, "train_data", &config->train_data));
+    for (int64_t i = 0; i < config->sources.count; i++)
+        MTP_TRY(check_data(config, "sources", &(mtp_strings){&config->sources.items[i].path, 1}));
     MTP_TRY(check_data(config, "eval_data", &config->eval_data));
     if (mtp__path_exists(config->output_dir)) MTP_TRY(check_directory(config, "output_dir", config->output_dir));
     const bool named = strcmp(config->resume, MTP_RESUME_NEVER) != 0 && strcmp(config->resume, MTP_RESUME_AUTO) != 0;

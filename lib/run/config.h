@@ -10,6 +10,7 @@
 typedef enum mtp__field_kind {
     MTP__FIELD_STRING,  /* char * */
     MTP__FIELD_STRINGS, /* mtp_strings */
+    MTP__FIELD_SOURCES, /* mtp_sources: tables with path and weight; min and max are those of a weight */
     MTP__FIELD_INT,     /* int64_t */
     MTP__FIELD_REAL,    /* double */
     MTP__FIELD_BOOL,    /* bool */
@@ -50,6 +51,13 @@ struct mtp__config_places {
 };
 /* Raise MTP_E_CONFIG: "<place of key>: <key>: <message>". */
 mtp_status mtp__config_fail(const mtp_train_config *config, const char *key, const char *format, ...) MTP__PRINTF(3, 4);
+
+/* A list of tables with path and weight, in place of what `sources` holds. */
+struct mtp__toml;
+struct mtp__toml_node;
+mtp_status mtp__config_take_sources(const struct mtp__toml *toml, const struct mtp__toml_node *node,
+                                    const mtp__field *field, mtp_sources *sources);
+void mtp__config_free_sources(mtp_sources *sources);
 
 /* One value as TOML text. */
 void mtp__config_value(mtp__text *text, const mtp_train_config *config, const mtp__field *field);

@@ -49,6 +49,19 @@ void mtp__config_value(mtp__text *text, const mtp_train_config *config, const mt
         mtp__text_add(text, "]");
         break;
     }
+    case MTP__FIELD_SOURCES: {
+        const mtp_sources *sources = value;
+        mtp__text_add(text, "[");
+        for (int64_t i = 0; i < sources->count; i++) {
+            mtp__text_add(text, "%s{ path = ", i ? ", " : "");
+            add_string(text, sources->items[i].path);
+            mtp__text_add(text, ", weight = ");
+            add_real(text, sources->items[i].weight);
+            mtp__text_add(text, " }");
+        }
+        mtp__text_add(text, "]");
+        break;
+    }
     case MTP__FIELD_INT:
         mtp__text_add(text, "%lld", (long long)*(const int64_t *)value);
         break;
@@ -96,6 +109,9 @@ static void add_type(mtp__text *text, const mtp__field *field)
         break;
     case MTP__FIELD_STRINGS:
         mtp__text_add(text, "# list of strings");
+        break;
+    case MTP__FIELD_SOURCES:
+        add_range(text, "list of tables { path, weight }; weight", field);
         break;
     case MTP__FIELD_INT:
         add_range(text, "integer", field);

@@ -35,11 +35,18 @@ static const mtp__field fields[] = {
              "nor gradient norm. A pattern that matches nothing is an error."},
 
     {KEY("data", train_data, STRINGS), .value = "[]", .example = "[\"data/train\"]", FREE,
-     .help = "What to train on: stores that mtp pack wrote, directories with *.safetensors files, or single files of either."},
+     .help = "What to train on: stores that mtp pack wrote, directories with *.safetensors files, or single files of "
+             "either. Every document once an epoch."},
+    {KEY("data", sources, SOURCES), .value = "[]", RANGE(1e-6, 1e6), FREE,
+     .help = "In place of train_data: several of them mixed. A source's share of the tokens of an epoch is its weight over "
+             "the sum of the weights; an epoch has as many tokens as all sources together, small ones are repeated and of "
+             "large ones every epoch takes the next part. May be written as [[data.sources]] tables, or as [[data]] ones "
+             "in a file without a table [data]. [{ path = \"data/chat\", weight = 3 }, { path = \"data/code\" }]: three "
+             "quarters are chat. A weight that is left out is 1."},
     {KEY("data", eval_data, STRINGS), .value = "[]", FREE,
      .help = "The same to measure acceptance and loss on; []: no evaluation."},
     {KEY("data", validation_share, REAL), .value = "0.0", RANGE(0, 0.9), SAME,
-     .help = "Share of the documents of train_data that is not trained on but takes the place of eval_data, which is "
+     .help = "Share of the documents of train_data or sources that is not trained on but takes the place of eval_data, which is "
              "then []. A hash of its tokens decides for each document, so none changes sides when data is added; 0: "
              "none."},
     {KEY("data", hidden_norm, CHOICE), .value = "\"label\"", .choices = hidden_norms, SAME,

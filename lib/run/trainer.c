@@ -111,13 +111,38 @@ static mtp_status open_optimizer(mtp__trainer *t)
 
 /* ---- data ----------------------------------------------------------------------------------------------------- */
 
-static mtp_status open_dataset(const mtp__trainer *t, const mtp_strings *paths, mtp_split side, mtp_dataset **dataset)
+static mtp_status open_dataset(const mtp__trainer *t, const mtp_strings *paths, const double *weights, mtp_split side,
+                               mtp_dataset **dataset)
 {
     const mtp_dataset_options options = {.hidden_norm = (mtp_hidden_norm)t->config->hidden_norm,
                                          .logger = t->logger,
                                          .split = side,
-                                         .validation_share = t->config->validation_share};
+                                         .validation_share = t->config->validation_share,
+                                         .weights = weights};
     return mtp_dataset_open((const char *const *)paths->items, paths->count, t->verifier, &options, dataset);
+}
+
+/* train_data or sources. What is held out of sources is not mixed: an evaluation looks at every document once. */
+static mtp_status open_training(const mtp__trainer *t, mtp_split side, mtp_dataset **dataset)
+{
+    const mtp_sources *sources = &t->config->sources;
+    const size_t count = (size_t)sources->count;
+    if (count == 0) {
+        MTP_TRY_AT(open_dataset(t, &t->config->train_data, NULL, side, dataset), "train_data");
+        return MTP_OK;
+    }
+    mtp_strings paths = {.items = calloc(count, sizeof *paths.items), .count = sources->count};
+    double *weights = calloc(count, sizeof *weights);
+    mtp_status status = paths.items && weights ? MTP_OK : no_memory();
+    for (size_t i = 0; i < count && status == MTP_OK; i++) {
+        paths.items[i] = sources->items[i].path;
+        weights[i] = sources->items[i].weight;
+    }
+    if (status == MTP_OK)
+        status = open_dataset(t, &paths, side == MTP_SPLIT_VALIDATION ? NULL : weights, side, dataset);
+    free(paths.items);
+    free(weights);
+    return status == MTP_OK ? MTP_OK : mtp__fail_prefix(status, "sources");
 }
 
 static mtp_status open_data(mtp__trainer *t)
@@ -135,12 +160,11 @@ static mtp_status open_data(mtp__trainer *t)
                                         .num_workers = c->num_workers,
                                         .logger = t->logger};
     const bool split = c->validation_share > 0;
-    MTP_TRY_AT(open_dataset(t, &c->train_data, split ? MTP_SPLIT_TRAINING : MTP_SPLIT_NONE, &t->train_data),
-               "train_data");
+    MTP_TRY(open_training(t, split ? MTP_SPLIT_TRAINING : MTP_SPLIT_NONE, &t->train_data));
     if (split)
-        MTP_TRY_AT(open_dataset(t, &c->train_data, MTP_SPLIT_VALIDATION, &t->eval_data), "train_data");
+        MTP_TRY(open_training(t, MTP_SPLIT_VALIDATION, &t->eval_data));
     else if (c->eval_data.count)
-        MTP_TRY_AT(open_dataset(t, &c->eval_data, MTP_SPLIT_NONE, &t->eval_data), "eval_data");
+        MTP_TRY_AT(open_dataset(t, &c->eval_data, NULL, MTP_SPLIT_NONE, &t->eval_data), "eval_data");
     return mtp_loader_create(t->train_data, &options, &t->loader);
 }
 

@@ -151,6 +151,63 @@ static void contradictions(void **state)
     refused_override("train_data=[]", "--set train_data=[]: train_data: must be given, in the table [data]");
 }
 
+/* minimal() without its table [data], and `data` in its place. */
+static const char *with_data(const char *data)
+{
+    return test_path(
+        "%s[model]\ndrafter = \"%s\"\nverifier = \"%s/sample/verifier\"\n[train]\nmax_steps = 20\n[output]\n"
+        "output_dir = \"out\"\n",
+        data, drafter, MTP_TEST_DATA);
+}
+
+static void data_refused(const char *data, const char *message)
+{
+    mtp_train_config *config = NULL;
+    assert_fails(mtp_train_config_load(write_config(with_data(data)), NULL, 0, &config), MTP_E_CONFIG, message);
+}
+
+/* Three ways to write the same. */
+static void sources_with_weights(void **state)
+{
+    (void)state;
+    static const char *const forms[] = {
+        "[[data]]\npath = \"a\"\nweight = 3\n[[data]]\npath = \"b\"\n",
+        "[data]\nshuffle = true\n[[data.sources]]\nweight = 3.0\npath = \"a\"\n[[data.sources]]\npath = \"b\"\n",
+        "[data]\nsources = [{ path = \"a\", weight = 3 }, { path = \"b\" }]\n"};
+    for (int i = 0; i < 3; i++) {
+        mtp_train_config *c = load(with_data(forms[i])), *again;
+        char *text = NULL;
+        assert_int_equal(c->train_data.count, 0);
+        assert_int_equal(c->sources.count, 2);
+        assert_string_equal(c->sources.items[0].path, "a");
+        assert_string_equal(c->sources.items[1].path, "b");
+        assert_true(c->sources.items[0].weight == 3 && c->sources.items[1].weight == 1);
+        assert_fails(mtp_train_config_check_paths(c), MTP_E_CONFIG, "sources: there is no file or directory a");
+        assert_ok(mtp_train_config_print(c, &text));
+        assert_non_null(strstr(text, "sources = [{ path = \"a\", weight = 3.0 }, { path = \"b\", weight = 1.0 }]"));
+        again = load(text);
+        assert_int_equal(again->sources.count, 2);
+        mtp_train_config_free(again);
+        mtp_train_config_free(c);
+        free(text);
+    }
+    refused_override("sources=[{path=\"a\"}]",
+                     "--set sources=[{path=\"a\"}]: sources: train_data is given too; use one");
+    refused_override("data=[{path=\"a\"}]", "sources: train_data is given too");
+    data_refused("", "train_data: must be given, in the table [data]");
+    data_refused("[[data]]\nweight = 3\n", "run.toml:1: a source without a path");
+    data_refused("[[data]]\npath = \"\"\n", "run.toml:2: path: expected a string");
+    data_refused("[[data]]\npath = [\"a\"]\n", "run.toml:2: path: expected a string");
+    data_refused("[[data]]\npath = \"a\"\nweight = 0\n", "run.toml:3: weight = 0: must be from 1e-06 to 1000000");
+    data_refused("[[data]]\npath = \"a\"\nweight = nan\n", "run.toml:3: weight = nan: must be");
+    data_refused("[[data]]\npath = \"a\"\nweight = \"3\"\n", "run.toml:3: weight: expected a number, got a string");
+    data_refused("[[data]]\npath = \"a\"\nwieght = 3\n", "unknown key 'wieght' of a source (did you mean 'weight'?)");
+    data_refused("[[data]]\npath = \"a\"\ntokens_per_batch = 9\n",
+                 "not 'tokens_per_batch'; the other keys of the section");
+    data_refused("[data]\nsources = [\"a\"]\n", "sources: expected a table with path and weight, got a string");
+    data_refused("[data]\nsources = \"a\"\n", "sources: expected a list of tables, got a string");
+}
+
 static void missing_paths_say_their_line(void **state)
 {
     (void)state;
@@ -227,6 +284,7 @@ int main(void)
         cmocka_unit_test(mistakes_say_their_line),
         cmocka_unit_test(overrides_win_and_say_set),
         cmocka_unit_test(contradictions),
+        cmocka_unit_test(sources_with_weights),
         cmocka_unit_test(missing_paths_say_their_line),
         cmocka_unit_test(resolved_reads_back_as_itself),
         cmocka_unit_test(reference_is_the_schema),

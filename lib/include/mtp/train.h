@@ -17,6 +17,16 @@ typedef struct mtp_strings {
     int64_t count;
 } mtp_strings;
 
+/* A source of training data with its weight. */
+typedef struct mtp_source {
+    char *path;
+    double weight;
+} mtp_source;
+typedef struct mtp_sources {
+    mtp_source *items;
+    int64_t count;
+} mtp_sources;
+
 /* What to do with checkpoints that the output directory already has. */
 #define MTP_RESUME_NEVER "never" /* refuse a directory that holds a run */
 #define MTP_RESUME_AUTO "auto"   /* go on from the newest good checkpoint; start when there is none */
@@ -32,8 +42,9 @@ typedef struct mtp_train_config {
     mtp_strings freeze;
     /* [data] */
     mtp_strings train_data;
+    mtp_sources sources; /* in place of train_data: several mixed by weights */
     mtp_strings eval_data;
-    double validation_share; /* of train_data, in place of eval_data; 0: none */
+    double validation_share; /* of the training data, in place of eval_data; 0: none */
     int32_t hidden_norm;     /* mtp_hidden_norm */
     int32_t overlong;        /* mtp_overlong */
     int64_t tokens_per_batch;
