@@ -36,7 +36,7 @@ struct attention_tile {
     int inner_begin, inner_end; /* keys that all of them see */
 };
 
-enum { ATTENTION_BUCKETS = 256 };
+constexpr int ATTENTION_BUCKETS = 256;
 struct attention_list {
     attention_tile *tiles; /* sorted */
     int *count;            /* tiles */

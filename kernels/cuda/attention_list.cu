@@ -9,7 +9,7 @@ namespace mtp
 namespace
 {
 
-enum { LIST_THREADS = 256 };
+constexpr int LIST_THREADS = 256;
 
 /* What the sort needs beside the list; zeroed before. */
 struct list_counters {
@@ -39,12 +39,13 @@ __device__ int first_row_of_document(const attention_problem &p, int row)
 }
 
 /* A row's range must name at least one key of its document, which ends where that of the next row begins. */
-__device__ bool valid_range(const attention_problem &p, int row)
+__device__ bool valid_range(const attention_problem &p, int row, fault *fault)
 {
     const int doc = p.doc_begin[row], begin = p.key_begin[row], end = p.key_end[row];
-    if (doc < 0 || begin < doc || end <= begin || end > p.S) return false;
-    if (row + 1 == p.R || p.doc_begin[row + 1] == doc) return true;
-    return p.doc_begin[row + 1] >= end;
+    const int next = row + 1 < p.R ? p.doc_begin[row + 1] : doc;
+    return in_range(fault, FAULT_RANGE, doc, p.S) && in_range(fault, FAULT_RANGE, end, p.S + 1) &&
+           in_range(fault, FAULT_RANGE, begin - doc, end - doc) &&
+           (next == doc || in_range(fault, FAULT_RANGE, end - 1, next));
 }
 
 __device__ attention_tile tile_at(const attention_problem &p, int row)
@@ -67,10 +68,7 @@ __global__ void __launch_bounds__(LIST_THREADS)
     const int row = (int)(blockIdx.x * LIST_THREADS + threadIdx.x);
     if (row >= p.R) return;
     unsorted[row].num_rows = 0;
-    if (!valid_range(p, row)) {
-        in_range(fault, FAULT_RANGE, row, 0); /* which row; there is no limit that would be right */
-        return;
-    }
+    if (!valid_range(p, row, fault)) return;
     if ((row - first_row_of_document(p, row)) % p.positions) return;
     const attention_tile tile = tile_at(p, row);
     if (tile.doc < 0 || tile.end <= tile.begin) return;
