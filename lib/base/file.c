@@ -91,6 +91,17 @@ mtp_status mtp__fd_write(int fd, const char *path, const void *data, size_t size
     return MTP_OK;
 }
 
+mtp_status mtp__fd_append(int fd, const char *path, const void *data, size_t size)
+{
+    const off_t end = lseek(fd, 0, SEEK_END);
+    if (end < 0) return fail_errno(errno, "seek in", path);
+    const mtp_status status = mtp__fd_write(fd, path, data, size);
+    if (status == MTP_OK) return MTP_OK;
+    const mtp_error first = *mtp_last_error();
+    if (ftruncate(fd, end) != 0 || lseek(fd, end, SEEK_SET) < 0) return fail_errno(errno, "cut back", path);
+    return mtp__fail_again(&first);
+}
+
 static void writer_free(mtp__file_writer *writer)
 {
     free(writer->path);
@@ -412,6 +423,23 @@ mtp_status mtp__dir_create(const char *path)
         *end = kept;
     }
     free(partial);
+    return status;
+}
+
+mtp_status mtp__dir_remove(const char *directory)
+{
+    DIR *dir = opendir(directory);
+    if (!dir) return errno == ENOENT ? MTP_OK : MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s: %s", directory, strerror(errno));
+    mtp_status status = MTP_OK;
+    for (const struct dirent *entry = readdir(dir); entry && status == MTP_OK; entry = readdir(dir)) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        if (unlinkat(dirfd(dir), entry->d_name, 0) != 0)
+            status = MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s/%s cannot be removed: %s", directory, entry->d_name,
+                                      strerror(errno));
+    }
+    closedir(dir);
+    if (status == MTP_OK && rmdir(directory) != 0)
+        status = MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s cannot be removed: %s", directory, strerror(errno));
     return status;
 }
 

@@ -46,6 +46,10 @@ mtp_status mtp__file_copy(const char *from, const char *to);
 /* write(2) until all is written; `path` is for the message. For files that grow in place (logs, event files). */
 mtp_status mtp__fd_write(int fd, const char *path, const void *data, size_t size);
 
+/* Write to the end of a file, whole or not at all: what a failing write put there is cut off again. For files that one
+ * process writes. */
+mtp_status mtp__fd_append(int fd, const char *path, const void *data, size_t size);
+
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
 /* A whole regular file of at most `limit` bytes. The result is NUL-terminated beyond `size`; free() it. `size` may be
@@ -86,6 +90,8 @@ void mtp__name_list_free(mtp__name_list *list);
 
 /* mkdir -p. */
 mtp_status mtp__dir_create(const char *path);
+/* Remove a directory and the files in it; one that is not there is fine. One with directories in it is MTP_E_IO. */
+mtp_status mtp__dir_remove(const char *path);
 /* Make renames and new names inside `path` durable. */
 mtp_status mtp__dir_sync(const char *path);
 /* Bytes an unprivileged process may still write on the file system of `path` (which must exist). */

@@ -116,11 +116,16 @@ mtp_status mtp__jsonl_append_open(mtp__jsonl_writer *writer, const char *path)
     return status;
 }
 
+mtp_status mtp__jsonl_append_text(mtp__jsonl_writer *writer, const char *text, size_t size)
+{
+    return mtp__fd_append(writer->fd, writer->path, text, size);
+}
+
 mtp_status mtp__jsonl_append(mtp__jsonl_writer *writer, const json_t *value)
 {
     char *text;
     MTP_TRY(mtp__json_dump(value, MTP__JSON_ONE_LINE | MTP__JSON_NEWLINE, &text));
-    const mtp_status status = mtp__fd_write(writer->fd, writer->path, text, strlen(text));
+    const mtp_status status = mtp__jsonl_append_text(writer, text, strlen(text));
     free(text);
     return status;
 }

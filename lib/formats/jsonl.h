@@ -37,7 +37,7 @@ mtp_status mtp__jsonl_next(mtp__jsonl_reader *reader, json_t **value);
 void mtp__jsonl_close(mtp__jsonl_reader *reader);
 
 /* Appends lines to a file that grows while it is read by others (metrics.jsonl). Each line goes out whole with one
- * write. A zeroed struct with fd -1 is closed. */
+ * write; one that fails leaves nothing of it. A zeroed struct with fd -1 is closed. */
 typedef struct mtp__jsonl_writer {
     int fd;
     char *path;
@@ -46,6 +46,8 @@ typedef struct mtp__jsonl_writer {
 /* Creates the file or goes on at its end; what a killed process left of a last line is cut off. */
 mtp_status mtp__jsonl_append_open(mtp__jsonl_writer *writer, const char *path);
 mtp_status mtp__jsonl_append(mtp__jsonl_writer *writer, const json_t *value);
+/* Whole lines, as text. */
+mtp_status mtp__jsonl_append_text(mtp__jsonl_writer *writer, const char *text, size_t size);
 /* Make the lines durable. */
 mtp_status mtp__jsonl_sync(mtp__jsonl_writer *writer);
 void mtp__jsonl_append_close(mtp__jsonl_writer *writer);

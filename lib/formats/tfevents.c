@@ -173,8 +173,8 @@ failed:
 mtp_status mtp__tfevents_flush(mtp__tfevents *events)
 {
     const size_t size = events->used;
-    events->used = 0; /* on failure these records are lost: a retry could write a part of one twice */
-    return size > 0 ? mtp__fd_write(events->fd, events->path, events->buffer, size) : MTP_OK;
+    events->used = 0;
+    return size > 0 ? mtp__fd_append(events->fd, events->path, events->buffer, size) : MTP_OK;
 }
 
 mtp_status mtp__tfevents_close(mtp__tfevents *events)

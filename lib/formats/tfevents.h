@@ -25,7 +25,7 @@ typedef struct mtp__tfevents mtp__tfevents;
 mtp_status mtp__tfevents_create(const char *directory, double wall_time, mtp__tfevents **events);
 /* One point. Tags longer than MTP__TFEVENTS_MAX_TAG bytes are refused. Gathered in memory until flush. */
 mtp_status mtp__tfevents_scalar(mtp__tfevents *events, const char *tag, int64_t step, double wall_time, float value);
-/* Hand what is gathered to the system, whole records only. */
+/* Hand what is gathered to the system, whole records only; after a failure they are lost, and the file is as before. */
 mtp_status mtp__tfevents_flush(mtp__tfevents *events);
 /* Flush, sync and free. Accepts NULL. The handle is gone even when this fails. */
 mtp_status mtp__tfevents_close(mtp__tfevents *events);

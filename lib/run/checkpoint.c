@@ -214,23 +214,6 @@ mtp_status mtp__checkpoint_find(const char *path, const mtp_logger *logger, mtp_
 
 /* ---- keeping house -------------------------------------------------------------------------------------------- */
 
-mtp_status mtp__checkpoint_remove(const char *directory)
-{
-    DIR *dir = opendir(directory);
-    if (!dir) return errno == ENOENT ? MTP_OK : MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s: %s", directory, strerror(errno));
-    mtp_status status = MTP_OK;
-    for (const struct dirent *entry = readdir(dir); entry && status == MTP_OK; entry = readdir(dir)) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        if (unlinkat(dirfd(dir), entry->d_name, 0) != 0)
-            status = MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s/%s cannot be removed: %s", directory, entry->d_name,
-                                      strerror(errno));
-    }
-    closedir(dir);
-    if (status == MTP_OK && rmdir(directory) != 0)
-        status = MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s cannot be removed: %s", directory, strerror(errno));
-    return status;
-}
-
 /* "checkpoints/.step-00000400.old" without a "step-00000400" beside it: put it back. */
 static mtp_status put_back(const char *directory, const char *name, bool *done)
 {
@@ -266,7 +249,7 @@ mtp_status mtp__checkpoint_remove_leftovers(const char *run_directory)
         status = put_back(directory, names.names[i], &done);
         if (done || status != MTP_OK) continue;
         status = mtp__path_join(directory, names.names[i], &path);
-        if (status == MTP_OK) status = mtp__checkpoint_remove(path);
+        if (status == MTP_OK) status = mtp__dir_remove(path);
         free(path);
     }
     mtp__name_list_free(&names);
@@ -288,7 +271,7 @@ mtp_status mtp__checkpoint_prune(const char *run_directory, const mtp__retention
         char *path = NULL;
         if (is_kept(retention, list.steps[i])) continue;
         status = mtp__checkpoint_path(run_directory, list.steps[i], &path);
-        if (status == MTP_OK) status = mtp__checkpoint_remove(path);
+        if (status == MTP_OK) status = mtp__dir_remove(path);
         free(path);
     }
     free(list.steps);
@@ -322,7 +305,7 @@ static mtp_status set_aside(const char *run_directory, int64_t step, const mtp_l
         mtp__text_add(&aside, "%s.superseded", path);
         status = mtp__text_check(&aside);
     }
-    if (status == MTP_OK) status = mtp__checkpoint_remove(aside.data);
+    if (status == MTP_OK) status = mtp__dir_remove(aside.data);
     if (status == MTP_OK && rename(path, aside.data) != 0)
         status = MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s cannot be renamed to %s: %s", path, aside.data, strerror(errno));
     if (status == MTP_OK)

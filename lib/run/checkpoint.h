@@ -151,8 +151,6 @@ uint64_t mtp__checkpoint_bytes(const mtp_drafter *drafter);
 
 /* ---- keeping house -------------------------------------------------------------------------------------------- */
 
-/* Remove a checkpoint directory and the files in it; one that is not there is fine. */
-mtp_status mtp__checkpoint_remove(const char *directory);
 /* Point RUN/checkpoints/best to the checkpoint of `step`. */
 mtp_status mtp__checkpoint_mark_best(const char *run_directory, int64_t step);
 /* Remove what an interrupted save left in RUN/checkpoints: directories whose names begin with a dot. A checkpoint that

@@ -130,14 +130,14 @@ static mtp_status check_there(const char *staging, const mtp__manifest *manifest
 static mtp_status give_name(const char *parent, const char *temporary, const char *path, const char *old)
 {
     if (mtp__path_exists(path)) {
-        MTP_TRY(mtp__checkpoint_remove(old));
+        MTP_TRY(mtp__dir_remove(old));
         if (rename(path, old) != 0)
             return MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s cannot be moved away: %s", path, strerror(errno));
     }
     if (rename(temporary, path) != 0)
         return MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s cannot be renamed to %s: %s", temporary, path, strerror(errno));
     MTP_TRY(mtp__dir_sync(parent));
-    return mtp__checkpoint_remove(old);
+    return mtp__dir_remove(old);
 }
 
 static mtp_status publish(const char *run_directory, const char *staging, const char *path, const char *old,
@@ -171,7 +171,7 @@ void mtp__checkpoint_abandon(const char *run_directory, int64_t step)
 {
     const mtp_error first = *mtp_last_error();
     char *staging = NULL;
-    if (mtp__checkpoint_staging(run_directory, step, &staging) == MTP_OK) mtp__checkpoint_remove(staging);
+    if (mtp__checkpoint_staging(run_directory, step, &staging) == MTP_OK) mtp__dir_remove(staging);
     if (first.status != MTP_OK) mtp__fail_again(&first);
     free(staging);
 }

@@ -5,6 +5,9 @@
 #include <string.h>
 #include <sys/time.h>
 
+/* Bytes of lines that wait for a disk with room. */
+enum { MAX_LATE = 1 << 24 };
+
 /* ---- opening -------------------------------------------------------------------------------------------------- */
 
 /* Is this line one of steps that a run which goes on at `step` does not do again. */
@@ -85,9 +88,22 @@ mtp_status mtp__metrics_open(const char *run_directory, int64_t step, int64_t la
     return status;
 }
 
+/* Lines that wait for it. */
+static mtp_status write_late(mtp__metrics *metrics)
+{
+    if (metrics->late.length == 0) return mtp__text_check(&metrics->late);
+    MTP_TRY(mtp__text_check(&metrics->late));
+    MTP_TRY(mtp__jsonl_append_text(&metrics->lines, metrics->late.data, metrics->late.length));
+    mtp__text_free(&metrics->late);
+    return MTP_OK;
+}
+
 mtp_status mtp__metrics_close(mtp__metrics *metrics)
 {
-    mtp_status status = metrics->lines.fd >= 0 ? mtp__jsonl_sync(&metrics->lines) : MTP_OK;
+    mtp_status status = MTP_OK;
+    if (metrics->lines.fd >= 0) status = write_late(metrics);
+    if (status == MTP_OK && metrics->lines.fd >= 0) status = mtp__jsonl_sync(&metrics->lines);
+    mtp__text_free(&metrics->late);
     mtp__jsonl_append_close(&metrics->lines);
     const mtp_status events = mtp__tfevents_close(metrics->events);
     metrics->events = NULL;
@@ -134,15 +150,42 @@ static mtp_status add_scalars(mtp__metrics *metrics, int64_t step, double time, 
     return MTP_OK;
 }
 
+bool mtp__metrics_behind(mtp__metrics *metrics)
+{
+    return write_late(metrics) != MTP_OK;
+}
+
+/* A full disk is waited out; `status` is what came of writing. */
+static mtp_status wait_out(mtp__metrics *metrics, mtp_status status)
+{
+    if (status == MTP_OK && metrics->behind) {
+        mtp_log(metrics->logger, MTP_LOG_INFO, "metrics can be written again");
+        metrics->behind = false;
+    }
+    if (status != MTP_E_IO || metrics->late.length > MAX_LATE) return status;
+    if (!metrics->behind)
+        mtp_log(metrics->logger, MTP_LOG_WARNING, "%s; the run goes on, and metrics are written when they can be",
+                mtp_last_error()->message);
+    metrics->behind = true;
+    return MTP_OK;
+}
+
 /* One line, and its numbers as events. Takes `root`. */
 static mtp_status append(mtp__metrics *metrics, int64_t step, json_t *root)
 {
     if (!root) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a line of metrics");
     const char *kind = json_string_value(json_object_get(root, "kind"));
     const double time = json_real_value(json_object_get(json_object_get(root, "time"), "unix"));
-    mtp_status status = mtp__jsonl_append(&metrics->lines, root);
-    if (status == MTP_OK) status = add_scalars(metrics, step, time, kind, root);
-    if (status == MTP_OK) status = mtp__tfevents_flush(metrics->events);
+    char *text = NULL;
+    mtp_status status = mtp__json_dump(root, MTP__JSON_ONE_LINE | MTP__JSON_NEWLINE, &text);
+    if (status == MTP_OK) {
+        mtp__text_add(&metrics->late, "%s", text);
+        const mtp_status lines = write_late(metrics);
+        status = add_scalars(metrics, step, time, kind, root);
+        if (status == MTP_OK) status = mtp__tfevents_flush(metrics->events);
+        status = wait_out(metrics, lines == MTP_OK ? status : lines);
+    }
+    free(text);
     json_decref(root);
     return status;
 }

@@ -15,6 +15,7 @@
 #ifndef MTP_RUN_METRICS_H
 #define MTP_RUN_METRICS_H
 
+#include "base/text.h"
 #include "formats/jsonl.h"
 #include "formats/tfevents.h"
 #include "model/step.h"
@@ -42,8 +43,13 @@ typedef struct mtp__pace {
     double peak_memory_mib;
 } mtp__pace;
 
+/* A full disk costs no line and ends no run: lines that cannot be written are kept and written before the next one.
+ * TensorBoard's events of that time are lost. */
 typedef struct mtp__metrics {
+    const mtp_logger *logger; /* told when that begins and ends; may be NULL */
     mtp__jsonl_writer lines;
+    mtp__text late; /* lines that could not be written yet */
+    bool behind;    /* something could not be written; it was said */
     mtp__tfevents *events;
     int32_t K;
     bool ordered;       /* centroid figures mean something */
@@ -58,6 +64,8 @@ mtp_status mtp__metrics_train(mtp__metrics *metrics, const mtp__update *update, 
 mtp_status mtp__metrics_eval(mtp__metrics *metrics, int64_t step, const mtp_evaluation *evaluation);
 /* A step that was skipped, the `bad_steps`-th of the run. */
 mtp_status mtp__metrics_bad_step(mtp__metrics *metrics, const mtp__update *update, int64_t bad_steps);
+/* Are there lines that cannot be written, now that it was tried again. */
+bool mtp__metrics_behind(mtp__metrics *metrics);
 /* Accepts a zeroed struct (with lines.fd -1). A failing close is reported, everything is released. */
 mtp_status mtp__metrics_close(mtp__metrics *metrics);
 /* The same after a failure: the error record stays that of the failure. */

@@ -107,6 +107,57 @@ mtp_status mtp__run_dir_open(const char *path, bool fresh, mtp__run_dir *directo
     return status;
 }
 
+/* ".config.toml.tmp-1234-0": what mtp__file_writer, and mtp_export for "export", call their temporaries. */
+static bool is_leftover(const char *name, const char *of)
+{
+    const size_t length = strlen(of);
+    const char *rest = name + 1 + length;
+    if (name[0] != '.' || strncmp(name + 1, of, length) != 0 || strncmp(rest, ".tmp-", 5) != 0) return false;
+    return rest[5] != '\0' && strspn(rest + 5, "0123456789-") == strlen(rest + 5);
+}
+
+static mtp_status remove_files(const char *path, const mtp__name_list *names)
+{
+    static const char *const ours[] = {"run.json", "config.toml", "metrics.jsonl", "bad_steps.jsonl"};
+    for (size_t i = 0; i < names->count; i++)
+        for (size_t j = 0; j < sizeof ours / sizeof *ours; j++) {
+            char *file = NULL;
+            if (!is_leftover(names->names[i], ours[j])) continue;
+            MTP_TRY(mtp__path_join(path, names->names[i], &file));
+            const int code = unlink(file) == 0 || errno == ENOENT ? 0 : errno;
+            const mtp_status status =
+                code ? MTP_FAIL_FOREIGN(MTP_E_IO, code, "%s cannot be removed: %s", file, strerror(code)) : MTP_OK;
+            free(file);
+            if (status != MTP_OK) return status;
+        }
+    return MTP_OK;
+}
+
+static mtp_status remove_exports(const char *path, const mtp__name_list *names)
+{
+    for (size_t i = 0; i < names->count; i++) {
+        char *directory = NULL;
+        if (!is_leftover(names->names[i], "export")) continue;
+        MTP_TRY(mtp__path_join(path, names->names[i], &directory));
+        const mtp_status status = mtp__dir_remove(directory);
+        free(directory);
+        if (status != MTP_OK) return status;
+    }
+    return MTP_OK;
+}
+
+mtp_status mtp__run_dir_remove_leftovers(const mtp__run_dir *directory)
+{
+    mtp__name_list files = {0}, directories = {0};
+    mtp_status status = mtp__dir_list(directory->path, MTP__LIST_FILES, NULL, &files);
+    if (status == MTP_OK) status = mtp__dir_list(directory->path, MTP__LIST_DIRECTORIES, NULL, &directories);
+    if (status == MTP_OK) status = remove_files(directory->path, &files);
+    if (status == MTP_OK) status = remove_exports(directory->path, &directories);
+    mtp__name_list_free(&files);
+    mtp__name_list_free(&directories);
+    return status;
+}
+
 void mtp__run_dir_close(mtp__run_dir *directory)
 {
     if (directory->locked) close(directory->lock);

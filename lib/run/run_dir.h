@@ -23,6 +23,9 @@ mtp_status mtp__run_dir_inspect(const char *path, bool *is_run);
 /* Make the directory when missing, take its lock (MTP_E_EXISTS when another process has it), write run.json when it is
  * not there. `fresh`: another process must not have made a run of it meanwhile. Close with mtp__run_dir_close. */
 mtp_status mtp__run_dir_open(const char *path, bool fresh, mtp__run_dir *directory);
+/* Remove what a killed process left of files that it was writing: temporaries of the names that a run writes itself, in
+ * the directory of the run and in its export. Only for who holds the lock. */
+mtp_status mtp__run_dir_remove_leftovers(const mtp__run_dir *directory);
 void mtp__run_dir_close(mtp__run_dir *directory); /* accepts a zeroed struct */
 /* Refuse when the file system of `path` (its nearest existing parent) has less than `bytes` free. `what` says what they
  * are for. */

@@ -50,9 +50,10 @@ static void write_shard(mtp__saver *s, mtp__save_report *about)
     if (status != MTP_OK) note_failure(about, status);
 }
 
-static mtp_status sync_metrics(int fd)
+static mtp_status sync_metrics(const mtp__save *save)
 {
-    if (fd < 0 || fsync(fd) == 0) return MTP_OK;
+    if (save->metrics_behind) return MTP_FAIL(MTP_E_IO, "the metrics of the run cannot be written");
+    if (save->metrics < 0 || fsync(save->metrics) == 0) return MTP_OK;
     return MTP_FAIL_FOREIGN(MTP_E_IO, errno, "the metrics of the run cannot be synced: %s", strerror(errno));
 }
 
@@ -67,7 +68,7 @@ static void keep_house(mtp__saver *s, const mtp__save *save)
 
 static void publish(mtp__saver *s, const mtp__save *save, mtp__save_report *about)
 {
-    mtp_status status = sync_metrics(save->metrics);
+    mtp_status status = sync_metrics(save);
     if (status == MTP_OK) status = mtp__checkpoint_publish(s->run_directory, save->manifest);
     about->state = MTP__SAVE_COMPLETE;
     if (status != MTP_OK)

@@ -56,6 +56,7 @@ typedef struct mtp__save {
     mtp__retention retention; /* once the checkpoint is there */
     bool best;                /* point checkpoints/best to it */
     int metrics;              /* descriptor to sync first: a checkpoint never knows more than the metrics; -1: none */
+    bool metrics_behind;      /* they cannot be written: nor can the checkpoint be saved */
 } mtp__save;
 
 /* Copy, and begin to write. A save must not be under way. Nothing has begun when this fails; with several ranks the

@@ -27,6 +27,10 @@ mtp_status mtp__run_skip(mtp__run *run, const mtp__update *update)
     if (status == MTP_OK) status = mtp__bad_steps_path(directory, &path);
     if (status == MTP_OK && mtp__run_writes(run)) {
         status = mtp__bad_steps_record(directory, update, run->bad_steps, &t->bad, t->train_data);
+        if (status == MTP_E_IO) { /* a full disk: the log names them all the same */
+            mtp_log(run->options->logger, MTP_LOG_WARNING, "%s", mtp_last_error()->message);
+            status = MTP_OK;
+        }
         if (status == MTP_OK) status = mtp__metrics_bad_step(&run->metrics, update, run->bad_steps);
     }
     if (status == MTP_OK && run->bad_steps > run->config->max_bad_steps)

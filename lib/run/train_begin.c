@@ -59,7 +59,9 @@ static mtp_status find_alone(mtp__run *run)
                         c->output_dir);
     if (is_run && !run->options->dry_run) {
         MTP_TRY(mtp__run_dir_open(c->output_dir, false, &run->directory));
-        MTP_TRY(mtp__checkpoint_remove_leftovers(c->output_dir)); /* before the free disk is counted */
+        /* before the free disk is counted */
+        MTP_TRY(mtp__run_dir_remove_leftovers(&run->directory));
+        MTP_TRY(mtp__checkpoint_remove_leftovers(c->output_dir));
     }
     if (strcmp(c->resume, MTP_RESUME_NEVER) == 0) return MTP_OK;
     if (strcmp(c->resume, MTP_RESUME_AUTO) != 0) return find_named(run, is_run);
@@ -195,6 +197,7 @@ static mtp_status open_metrics(mtp__run *run)
 {
     const mtp_train_config *c = run->config;
     const mtp__manifest *from = run->resume_is_ours ? run->resume : NULL;
+    run->metrics.logger = run->options->logger;
     run->metrics.ordered = mtp_drafter_get_config(run->trainer.drafter)->ordered;
     run->metrics.centroid_term = run->metrics.ordered && c->head != MTP_HEAD_HIERARCHICAL;
     MTP_TRY(mtp__bad_steps_cut_back(run->directory.path, from ? from->step : -1));

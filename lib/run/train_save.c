@@ -149,7 +149,8 @@ static mtp_status begin(mtp__run *run)
                                     .every = c->keep_every,
                                     .best_step = best ? run->step : run->kept_best_step},
                       .best = best,
-                      .metrics = run->metrics.lines.fd};
+                      .metrics = run->metrics.lines.fd,
+                      .metrics_behind = mtp__metrics_behind(&run->metrics)};
     mtp_status status = mtp__run_writes(run) ? make_manifest(run, &save.manifest) : MTP_OK;
     if (status == MTP_OK) status = mtp__saver_begin(run->saver, &save);
     MTP_TRY(mtp__ranks_agree(&run->ranks, status));

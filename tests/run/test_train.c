@@ -5,6 +5,7 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "mtp/safetensors.h"
@@ -424,6 +425,24 @@ static void one_process_a_run(void **state)
     assert_fails(mtp__run_dir_inspect(run, &is_run), MTP_E_VERSION, "version 9, written by a newer mtp");
 }
 
+/* What a killed process was writing goes away at the next start of the run; what is not ours stays. */
+static void leftovers_of_a_killed_run_are_removed(void **state)
+{
+    (void)state;
+    static const char *const left[] = {".config.toml.tmp-17-0", ".metrics.jsonl.tmp-17-12", ".run.json.tmp-9-0"};
+    static const char *const others[] = {".notes.tmp-17-0", ".config.toml.tmp-mine", "config.toml.tmp-17-0"};
+    const char *run = test_path("%s/run", test_dir());
+    test_run_training(run, "max_steps=1");
+    for (size_t i = 0; i < 3; i++) test_write(test_path("%s/%s", run, left[i]), "x", 1);
+    for (size_t i = 0; i < 3; i++) test_write(test_path("%s/%s", run, others[i]), "x", 1);
+    assert_int_equal(mkdir(test_path("%s/.export.tmp-17-0", run), 0777), 0);
+    test_write(test_path("%s/.export.tmp-17-0/model.safetensors", run), "x", 1);
+    test_run_training(run, "max_steps=2", "resume=auto");
+    for (size_t i = 0; i < 3; i++) assert_false(exists(run, left[i]));
+    for (size_t i = 0; i < 3; i++) assert_true(exists(run, others[i]));
+    assert_false(exists(run, ".export.tmp-17-0"));
+}
+
 static void a_disk_that_is_too_small_is_seen_before(void **state)
 {
     (void)state;
@@ -460,6 +479,7 @@ int main(void)
         cmocka_unit_test(numbers_that_blow_up_name_step_and_samples),
         cmocka_unit_test(a_bad_step_is_skipped_and_changes_nothing),
         cmocka_unit_test(one_process_a_run),
+        cmocka_unit_test(leftovers_of_a_killed_run_are_removed),
         cmocka_unit_test(a_disk_that_is_too_small_is_seen_before),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

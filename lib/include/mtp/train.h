@@ -172,9 +172,9 @@ typedef struct mtp_train_result {
 } mtp_train_result;
 
 /* Train as configured, in a context of its own. Files under output_dir: lib/run/README.md. `result` may be NULL.
- * Errors: MTP_E_CONFIG and MTP_E_DATA from what is read, MTP_E_EXISTS when output_dir holds another run, MTP_E_IO for a
- * full disk (the last good checkpoint stays), MTP_E_DATA naming step and samples when more than max_bad_steps steps
- * were skipped because loss or gradient were not finite, or all of them were. */
+ * Errors: MTP_E_CONFIG and MTP_E_DATA from what is read, MTP_E_EXISTS when output_dir holds another run, MTP_E_IO when
+ * the last checkpoint cannot be written, as on a full disk (the last good one stays), MTP_E_DATA naming step and samples
+ * when more than max_bad_steps steps were skipped because loss or gradient were not finite, or all of them were. */
 MTP_API mtp_status mtp_train(const mtp_train_config *config, const mtp_train_options *options,
                              mtp_train_result *result);
 
