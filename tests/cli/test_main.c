@@ -63,7 +63,7 @@ static void mistakes_are_named(void **state)
     ends(test_mtp("xyzzyplugh"), 2, "", "unknown command 'xyzzyplugh'; mtp --help");
     ends(test_mtp("--versoin"), 2, "", "unknown option '--versoin' (did you mean '--version'?)");
     ends(test_mtp("train"), 2, "", "CONFIG is missing");
-    ends(test_mtp("plan"), 2, "", "needs CONFIG, or --tokens");
+    ends(test_mtp("plan"), 2, "", "needs CONFIG, --tokens or --world-size");
     ends(test_mtp("train", "a.toml", "b.toml"), 2, "", "unexpected argument 'b.toml'");
     ends(test_mtp("train", "a.toml", "--resum", "auto"), 2, "", "unknown option '--resum' (did you mean '--resume'?)");
     ends(test_mtp("train", "a.toml", "--dry_run"), 2, "", "(did you mean '--dry-run'?)");

@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "mtp/pack.h"
 #include "mtp/train.h"
+#include "plan_scale.h"
 #include "program.h"
 
 static double mib(uint64_t bytes)
@@ -80,16 +81,34 @@ static void print_disk(int64_t tokens)
     }
 }
 
+/* Numbers as people write them. */
+typedef struct scale_arguments {
+    mtp_scale_options options;
+    double bandwidth, matrix_rate, memory_rate; /* GB/s, TFLOP/s, GB/s */
+} scale_arguments;
+
+static mtp_status plan_scale(const scale_arguments *given, bool json)
+{
+    mtp_scale_options options = given->options;
+    options.bandwidth = given->bandwidth * 1e9;
+    options.matrix_rate = given->matrix_rate * 1e12;
+    options.memory_rate = given->memory_rate * 1e9;
+    return print_scale(&options, json);
+}
+
 int command_plan(int argc, char **argv)
 {
     const char *config = NULL;
     args_list overrides = {0};
     bool json = false;
     int64_t tokens = 0;
+    scale_arguments scale = {.options = {.positions = 16384, .length = 4096, .num_speculative_steps = 3},
+                             .matrix_rate = 790,
+                             .memory_rate = 4300};
     const args_positional positionals[] = {
         {.name = "CONFIG",
          .target = &config,
-         .help = "The TOML file that mtp train takes. May be left out with --tokens.",
+         .help = "The TOML file that mtp train takes. May be left out with --tokens or --world-size.",
          .optional = true},
     };
     const args_option options[] = {
@@ -100,6 +119,58 @@ int command_plan(int argc, char **argv)
          .min = 1,
          .max = 1e15,
          .help = "Print the disk that a packed store of N tokens takes, for each official verifier."},
+        {.name = "world-size",
+         .kind = ARGS_INT,
+         .target = &scale.options.world_size,
+         .value = "N",
+         .min = 1,
+         .max = 1e6,
+         .help =
+             "Foretell what a step takes on N GPUs, one rank each, for each official verifier: time, the part of the "
+             "all-reduce that backward does not hide, memory and data rate of a rank."},
+        {.name = "bandwidth",
+         .kind = ARGS_REAL,
+         .target = &scale.bandwidth,
+         .value = "GB/S",
+         .min = 1e-3,
+         .max = 1e6,
+         .help = "With --world-size: rate of an all-reduce between the ranks (bus bandwidth of nccl-tests); needed for "
+                 "more than one."},
+        {.name = "matrix-rate",
+         .kind = ARGS_REAL,
+         .target = &scale.matrix_rate,
+         .value = "TFLOP/S",
+         .min = 1e-3,
+         .max = 1e6,
+         .help = "With --world-size: bf16 products of one GPU; default 790, an H200."},
+        {.name = "memory-rate",
+         .kind = ARGS_REAL,
+         .target = &scale.memory_rate,
+         .value = "GB/S",
+         .min = 1e-3,
+         .max = 1e6,
+         .help = "With --world-size: memory of one GPU; default 4300."},
+        {.name = "positions",
+         .kind = ARGS_INT,
+         .target = &scale.options.positions,
+         .value = "N",
+         .min = 1,
+         .max = 1e12,
+         .help = "With --world-size: supervised positions of one rank in a step; default 16384."},
+        {.name = "length",
+         .kind = ARGS_INT,
+         .target = &scale.options.length,
+         .value = "N",
+         .min = 1,
+         .max = 1e9,
+         .help = "With --world-size: tokens of a document; default 4096."},
+        {.name = "num-speculative-steps",
+         .kind = ARGS_INT,
+         .target = &scale.options.num_speculative_steps,
+         .value = "K",
+         .min = 1,
+         .max = 64,
+         .help = "With --world-size: draft steps that are trained; default 3."},
         {.name = "set",
          .kind = ARGS_LIST,
          .target = &overrides,
@@ -121,10 +192,16 @@ int command_plan(int argc, char **argv)
     int exit_code = 0;
     if (args_parse(&spec, argc, argv, &exit_code)) {
         if (tokens) print_disk(tokens);
-        if (config)
+        if (scale.options.world_size && config)
+            exit_code = program_usage("--world-size is about the official sizes and takes no CONFIG");
+        else if (scale.options.world_size > 1 && scale.bandwidth == 0)
+            exit_code = program_usage("--world-size %lld needs --bandwidth", (long long)scale.options.world_size);
+        else if (scale.options.world_size)
+            exit_code = program_finish(plan_scale(&scale, json));
+        else if (config)
             exit_code = program_finish(plan(config, &overrides, json));
         else if (!tokens)
-            exit_code = program_usage("mtp plan needs CONFIG, or --tokens");
+            exit_code = program_usage("mtp plan needs CONFIG, --tokens or --world-size");
     }
     args_list_free(&overrides);
     return exit_code;
