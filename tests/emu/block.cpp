@@ -137,12 +137,20 @@ void wait_here(Block &block, const char *what, const char *file, int line)
 
 /* ---- barriers ---------------------------------------------------------------------------------------------------- */
 
+/* For ThreadSanitizer. Two tags in turn: who is still on its way out of a barrier must not see what others did since,
+ * on their way to the next one. */
+static void *tag_of(Block &block, unsigned id)
+{
+    return block.shared.tags + 8 * (2 * id + block.barriers[id].generation % 2);
+}
+
 static void release(Block &block, Barrier &barrier)
 {
     barrier.result = barrier.vote == Vote::COUNT ? static_cast<int>(barrier.count)
                      : barrier.vote == Vote::AND ? barrier.count == barrier.arrived
                                                  : barrier.count != 0;
     barrier.arrived = barrier.count = 0;
+    barrier.generation++;
     block.ready.append(barrier.waiting);
 }
 
@@ -159,7 +167,8 @@ int barrier(Vote vote, int predicate, const char *file, int line)
                      "divergent barrier: %u threads of the block wait in __syncthreads at %s:%d, this one in another",
                      barrier.arrived, barrier.file, barrier.line);
     }
-    tsan_release(block.shared.tags);
+    void *tag = tag_of(block, 0);
+    tsan_release(tag);
     barrier.arrived++;
     barrier.count += predicate != 0;
     if (barrier.arrived == block.live) {
@@ -168,7 +177,7 @@ int barrier(Vote vote, int predicate, const char *file, int line)
         barrier.waiting.push(&me());
         wait_here(block, "__syncthreads", file, line);
     }
-    tsan_acquire(block.shared.tags);
+    tsan_acquire(tag);
     return barrier.result;
 }
 
@@ -187,7 +196,7 @@ void named_barrier(unsigned id, unsigned threads, bool wait, const char *file, i
         kernel_fault(file, line, "named barrier %u: this thread says %u threads, an earlier one %u", id, threads,
                      barrier.expected);
     }
-    void *tag = block.shared.tags + 8 * id;
+    void *tag = tag_of(block, id);
     tsan_release(tag);
     barrier.arrived++;
     if (barrier.arrived == threads) {
@@ -214,17 +223,30 @@ static void finish(Block &block, Task &task)
     tsan_release(end_tag);
 }
 
+/* A fiber may go on in another OS thread, in the next launch; so what is local to the thread is looked up anew. */
+static __attribute__((noinline)) Block &current_block()
+{
+    asm volatile("" ::: "memory");
+    return *current;
+}
+
+static __attribute__((noinline)) void set_here(Task &task)
+{
+    asm volatile("" ::: "memory");
+    here.thread = &task;
+}
+
 /* What a fiber does: threads of the block, one after the other. */
 static void run_tasks()
 {
-    fiber_entered();
+    fiber_entered(current_block().running);
     for (;;) {
-        Block &block = *current;
+        Block &block = current_block();
         Fiber *self = block.running;
         Task &task = block.tasks[block.order[block.started++]];
         task.fiber = self;
-        here.thread = &task;
-        tsan_acquire(block.shared.tags + 8 * BARRIERS);
+        set_here(task);
+        tsan_acquire(block.shared.tags + START_TAG);
         block.launch->call->run();
         finish(block, task);
 #ifndef MTP_EMU_TSAN
@@ -271,7 +293,7 @@ void block_run(Block &block, uint3 index)
     for (unsigned w = 0; w * WARP < block.threads; w++) {
         const unsigned lanes = std::min(WARP, block.threads - w * WARP);
         block.warps[w].live = lanes == WARP ? ~0u : (1u << lanes) - 1;
-        for (Meeting &meeting : block.warps[w].meetings) meeting.arrived = 0;
+        for (Meeting &meeting : block.warps[w].meetings) meeting.arrived = meeting.generation = 0;
     }
     for (unsigned i = 0; i < block.threads; i++) {
         block.tasks[i].done = false;
@@ -282,7 +304,7 @@ void block_run(Block &block, uint3 index)
     here.block_dim = make_uint3(launch.block.x, launch.block.y, launch.block.z);
     here.grid_dim = make_uint3(launch.grid.x, launch.grid.y, launch.grid.z);
     here.dynamic_shared = block.shared.dynamic;
-    tsan_release(block.shared.tags + 8 * BARRIERS);
+    tsan_release(block.shared.tags + START_TAG);
     Fiber *first = take_free(block);
     block.running = first;
     fiber_switch(&block.main, first);

@@ -99,7 +99,7 @@ static void explain(int number, siginfo_t *info, void *context)
     if (thread) {
         const Fiber *fiber = static_cast<const Task *>(thread)->fiber;
         const char *byte = static_cast<const char *>(at);
-        if (byte < fiber->stack && byte >= fiber->stack - 4096)
+        if (byte < fiber->stack && byte >= fiber->stack - STACK_GUARD)
             kernel_fault(nullptr, 0, "the thread's local variables take more than %zu KiB of stack",
                          fiber->stack_bytes >> 10);
         if (info->si_code == SI_KERNEL)
@@ -114,17 +114,35 @@ static void explain(int number, siginfo_t *info, void *context)
     }
 }
 
+namespace
+{
+
+struct HandlerStack {
+    void *at;
+    static constexpr size_t BYTES = 64 * 1024;
+
+    HandlerStack() : at(mmap(nullptr, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))
+    {
+        stack_t stack = {};
+        stack.ss_sp = at;
+        stack.ss_size = BYTES;
+        if (at != MAP_FAILED) sigaltstack(&stack, nullptr);
+    }
+    ~HandlerStack()
+    {
+        stack_t none = {};
+        none.ss_flags = SS_DISABLE;
+        sigaltstack(&none, nullptr);
+        munmap(at, BYTES);
+    }
+};
+
+} // namespace
+
 void fault_watch()
 {
-    static thread_local bool watched;
-    if (watched) return;
-    watched = true;
-    const size_t bytes = 64 * 1024;
-    void *stack = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    stack_t alternate = {};
-    alternate.ss_sp = stack;
-    alternate.ss_size = bytes;
-    if (stack == MAP_FAILED || sigaltstack(&alternate, nullptr) != 0) return;
+    static thread_local const HandlerStack stack;
+    (void)stack;
     static bool installed = [] {
         struct sigaction action = {};
         action.sa_sigaction = explain;

@@ -6,7 +6,6 @@
 #include <cstdlib>
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #if !defined(__x86_64__) && !defined(MTP_EMU_UCONTEXT)
 #define MTP_EMU_UCONTEXT
@@ -65,14 +64,14 @@ asm(".text\n"
 Fiber *fiber_create(void (*entry)())
 {
     static thread_local unsigned color; /* stacks that start at different cache sets */
-    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    void *at = mmap(nullptr, page + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED || mprotect(at, page, PROT_NONE) != 0) {
+    void *at =
+        mmap(nullptr, STACK_GUARD + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED || mprotect(at, STACK_GUARD, PROT_NONE) != 0) {
         perror("emu: no memory for the stack of a thread");
         abort();
     }
     Fiber *fiber = new Fiber;
-    fiber->stack = static_cast<char *>(at) + page;
+    fiber->stack = static_cast<char *>(at) + STACK_GUARD;
     fiber->stack_bytes = STACK;
     char *top = fiber->stack + STACK - (color++ % 31) * 192;
 #ifdef MTP_EMU_UCONTEXT
@@ -96,29 +95,27 @@ Fiber *fiber_create(void (*entry)())
     return fiber;
 }
 
-static thread_local Fiber *left; /* whom the last switch came from */
-
-static void arrived(void *fake_stack)
+static void arrived(Fiber *self, void *fake_stack)
 {
 #ifdef MTP_EMU_ASAN
     const void *bottom;
     size_t bytes;
     __sanitizer_finish_switch_fiber(fake_stack, &bottom, &bytes);
-    left->stack = static_cast<char *>(const_cast<void *>(bottom));
-    left->stack_bytes = bytes;
+    self->from->stack = static_cast<char *>(const_cast<void *>(bottom));
+    self->from->stack_bytes = bytes;
 #else
-    (void)fake_stack;
+    (void)self, (void)fake_stack;
 #endif
 }
 
-void fiber_entered()
+void fiber_entered(Fiber *self)
 {
-    arrived(nullptr);
+    arrived(self, nullptr);
 }
 
 void fiber_switch(Fiber *from, Fiber *to)
 {
-    left = from;
+    to->from = from;
 #ifdef MTP_EMU_ASAN
     __sanitizer_start_switch_fiber(&from->asan, to->stack, to->stack_bytes);
 #endif
@@ -132,7 +129,7 @@ void fiber_switch(Fiber *from, Fiber *to)
 #else
     mtp_emu_switch(&from->context, to->context);
 #endif
-    arrived(from->asan);
+    arrived(from, from->asan);
 }
 
 void tsan_release(void *tag)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <thread>
 
 namespace emu
@@ -18,20 +19,34 @@ struct Plan {
     std::atomic<uint64_t> next{0};
 };
 
-static Block *own_block()
+/* Blocks that do not run, with their fibers. */
+static std::mutex pool_mutex;
+static std::vector<Block *> &pool()
 {
-    static thread_local Block *block;
-    if (!block) {
-        block = new Block;
-        block->main.stack = nullptr;
-    }
+    static auto *blocks = new std::vector<Block *>;
+    return *blocks;
+}
+
+static Block *take_block()
+{
+    const std::lock_guard<std::mutex> lock(pool_mutex);
+    if (pool().empty()) return new Block;
+    Block *block = pool().back();
+    pool().pop_back();
     return block;
+}
+
+static void give_block(Block *block)
+{
+    const std::lock_guard<std::mutex> lock(pool_mutex);
+    pool().push_back(block);
 }
 
 static void run_blocks(Plan &plan)
 {
     fault_watch();
-    Block &block = *own_block();
+    Block &block = *take_block();
+    block.main = Fiber(); /* another OS thread, another stack */
     const dim3 grid = plan.launch->grid;
     block_prepare(block, *plan.launch, plan.seed);
     for (uint64_t i; (i = plan.next.fetch_add(1)) < plan.blocks;) {
@@ -39,6 +54,7 @@ static void run_blocks(Plan &plan)
         block_run(block, make_uint3(static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
                                     static_cast<unsigned>(b / grid.x / grid.y)));
     }
+    give_block(&block);
 }
 
 void grid_run(const Launch &launch)

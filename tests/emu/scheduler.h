@@ -12,12 +12,18 @@ namespace emu
 {
 
 constexpr unsigned MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP, BARRIERS = 16, MEETINGS = 4;
+/* Bytes into the page of tags for ThreadSanitizer: barriers come first. */
+constexpr size_t START_TAG = 16 * BARRIERS, WARP_TAGS = START_TAG + 8;
+static_assert(WARP_TAGS + 16 * MAX_WARPS * MEETINGS <= 4096, "one page");
+
+constexpr size_t STACK_GUARD = size_t(1) << 20; /* below a stack: no memory */
 
 struct Fiber {
     void *context = nullptr; /* the saved stack pointer, or a ucontext_t */
     char *stack = nullptr;
     size_t stack_bytes = 0;
     void *asan = nullptr, *tsan = nullptr;
+    Fiber *from = nullptr; /* whom the last switch to it came from */
     Fiber *next = nullptr; /* in the list of free ones */
 };
 
@@ -39,6 +45,7 @@ struct TaskList {
 
 struct Barrier {
     unsigned arrived, expected; /* expected: of a named one */
+    unsigned generation;        /* how often it was passed */
     unsigned count, all, any;   /* of the predicates */
     int result;
     Vote vote;
@@ -50,7 +57,7 @@ struct Barrier {
 /* Lanes that are on their way to one collective. */
 struct Meeting {
     const Collective *what;
-    unsigned mask, arrived;
+    unsigned mask, arrived, generation;
     const char *file;
     int line;
     Thread *lanes[WARP];
@@ -96,7 +103,7 @@ struct Block {
 /* fiber.cpp */
 Fiber *fiber_create(void (*entry)());
 void fiber_switch(Fiber *from, Fiber *to);
-void fiber_entered(); /* first thing on a new stack */
+void fiber_entered(Fiber *self); /* first thing on a new stack */
 
 /* block.cpp */
 void block_prepare(Block &block, const Launch &launch, uint64_t seed);

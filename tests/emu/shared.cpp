@@ -41,7 +41,7 @@ static void map_region(SharedMemory &shared)
 static void poison(const void *at, size_t bytes)
 {
 #ifdef MTP_EMU_ASAN
-    ASAN_POISON_MEMORY_REGION(at, bytes);
+    __asan_poison_memory_region(at, bytes); /* the macro does nothing in a file that is not instrumented */
 #else
     (void)at, (void)bytes;
 #endif
@@ -50,7 +50,7 @@ static void poison(const void *at, size_t bytes)
 static void unpoison(const void *at, size_t bytes)
 {
 #ifdef MTP_EMU_ASAN
-    ASAN_UNPOISON_MEMORY_REGION(at, bytes);
+    __asan_unpoison_memory_region(at, bytes);
 #else
     (void)at, (void)bytes;
 #endif

@@ -12,6 +12,7 @@ static void finish_meeting(Block &block, Meeting &meeting, const Thread *self)
     const unsigned arrived = meeting.arrived;
     memcpy(lanes, meeting.lanes, sizeof lanes);
     meeting.arrived = 0;
+    meeting.generation++;
     meeting.what->complete(lanes, arrived);
     for (unsigned i = 0; i < WARP; i++)
         if ((arrived >> i & 1u) && lanes[i] != self) block.ready.push(static_cast<Task *>(lanes[i]));
@@ -42,7 +43,8 @@ void collective(const Collective &what, unsigned mask, const char *file, int lin
         kernel_fault(file, line, "%s: other lanes of mask %08x wait in %s at %s:%d", what.name, mask,
                      meeting->what->name, meeting->file, meeting->line);
     }
-    void *tag = block.shared.tags + 8 * (BARRIERS + 1 + task.warp);
+    const unsigned slot = task.warp * MEETINGS + static_cast<unsigned>(meeting - warp.meetings);
+    void *tag = block.shared.tags + WARP_TAGS + 8 * (2 * slot + meeting->generation % 2);
     if (what.orders_memory) tsan_release(tag);
     meeting->arrived |= 1u << task.lane;
     meeting->lanes[task.lane] = &task;
