@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "optim/share.h"
 
 enum { ALIGN = 64 };
 
@@ -54,28 +55,47 @@ static mtp_view like(mtp_view view, char *memory)
     return mtp_view_nd(memory, MTP_F32, view.rank, view.shape);
 }
 
-static mtp_status allocate(mtp__optimizer *o, const mtp__optim_tensor *tensors)
+/* Which tensors are measured, and which are updated here. */
+static mtp_status list_tensors(mtp__optimizer *o, const mtp__optim_tensor *tensors, int64_t num_tensors,
+                               const mtp__optim_rank *rank)
 {
-    mtp_context *context = o->context;
-    const size_t count = (size_t)o->num_tensors;
-    size_t scratch = 0;
+    const size_t count = (size_t)num_tensors;
+    o->measured = malloc(count * sizeof *o->measured);
     o->tensors = malloc(count * sizeof *o->tensors);
     o->exp_avg = malloc(count * sizeof *o->exp_avg);
     o->exp_avg_sq = malloc(count * sizeof *o->exp_avg_sq);
-    if (!o->tensors || !o->exp_avg || !o->exp_avg_sq) return MTP_FAIL(MTP_E_MEMORY, "out of memory for the optimizer");
-    memcpy(o->tensors, tensors, count * sizeof *tensors);
-    mtp__optimizer_plan(context, tensors, o->num_tensors, &o->moment_bytes, &scratch);
-    MTP_TRY_AT(context->ops->memory_alloc(context->device, o->moment_bytes, &o->moments), "optimizer moments");
-    MTP_TRY(context->ops->memory_zero(context->device, o->moments, o->moment_bytes));
+    if (!o->measured || !o->tensors || !o->exp_avg || !o->exp_avg_sq)
+        return MTP_FAIL(MTP_E_MEMORY, "out of memory for the optimizer");
+    memcpy(o->measured, tensors, count * sizeof *tensors);
+    o->num_measured = num_tensors;
+    if (rank) {
+        o->num_tensors = mtp__optim_share(tensors, num_tensors, rank, o->tensors);
+    } else {
+        memcpy(o->tensors, tensors, count * sizeof *tensors);
+        o->num_tensors = num_tensors;
+    }
+    return MTP_OK;
+}
+
+static mtp_status allocate(mtp__optimizer *o)
+{
+    mtp_context *context = o->context;
+    size_t scratch = 0, unused;
+    mtp__optimizer_plan(context, o->measured, o->num_measured, &unused, &scratch);
+    mtp__optimizer_plan(context, o->tensors, o->num_tensors, &o->moment_bytes, &unused);
+    if (o->moment_bytes) {
+        MTP_TRY_AT(context->ops->memory_alloc(context->device, o->moment_bytes, &o->moments), "optimizer moments");
+        MTP_TRY(context->ops->memory_zero(context->device, o->moments, o->moment_bytes));
+    }
     if (scratch)
         MTP_TRY_AT(context->ops->memory_alloc(context->device, scratch, &o->scratch.data), "optimizer scratch");
     o->scratch.size = scratch;
     char *next = o->moments;
-    for (size_t i = 0; i < count; i++) {
-        o->exp_avg[i] = like(tensors[i].value, next);
-        next += moment_size(&tensors[i]);
-        o->exp_avg_sq[i] = like(tensors[i].value, next);
-        next += moment_size(&tensors[i]);
+    for (int64_t i = 0; i < o->num_tensors; i++) {
+        o->exp_avg[i] = like(o->tensors[i].value, next);
+        next += moment_size(&o->tensors[i]);
+        o->exp_avg_sq[i] = like(o->tensors[i].value, next);
+        next += moment_size(&o->tensors[i]);
     }
     return MTP_OK;
 }
@@ -83,7 +103,15 @@ static mtp_status allocate(mtp__optimizer *o, const mtp__optim_tensor *tensors)
 mtp_status mtp__optimizer_create(mtp_context *context, const mtp__optim_tensor *tensors, int64_t num_tensors,
                                  const mtp_adamw_config *config, mtp__optimizer **optimizer)
 {
+    return mtp__optimizer_create_share(context, tensors, num_tensors, config, NULL, optimizer);
+}
+
+mtp_status mtp__optimizer_create_share(mtp_context *context, const mtp__optim_tensor *tensors, int64_t num_tensors,
+                                       const mtp_adamw_config *config, const mtp__optim_rank *rank,
+                                       mtp__optimizer **optimizer)
+{
     MTP_REQUIRE(context && tensors && num_tensors >= 1 && config && optimizer);
+    MTP_REQUIRE(!rank || (rank->rank >= 0 && rank->rank < rank->world_size));
     *optimizer = NULL;
     MTP_TRY(check_config(config));
     for (int64_t i = 0; i < num_tensors; i++) MTP_TRY(check_tensor(&tensors[i]));
@@ -91,8 +119,8 @@ mtp_status mtp__optimizer_create(mtp_context *context, const mtp__optim_tensor *
     if (!created) return MTP_FAIL(MTP_E_MEMORY, "out of memory for the optimizer");
     created->context = context;
     created->config = *config;
-    created->num_tensors = num_tensors;
-    const mtp_status status = allocate(created, tensors);
+    mtp_status status = list_tensors(created, tensors, num_tensors, rank);
+    if (status == MTP_OK) status = allocate(created);
     if (status != MTP_OK) {
         mtp__optimizer_free(created);
         return status;
@@ -106,6 +134,7 @@ void mtp__optimizer_free(mtp__optimizer *o)
     if (!o) return;
     o->context->ops->memory_free(o->context->device, o->moments);
     o->context->ops->memory_free(o->context->device, o->scratch.data);
+    free(o->measured);
     free(o->tensors);
     free(o->exp_avg);
     free(o->exp_avg_sq);
@@ -115,10 +144,10 @@ void mtp__optimizer_free(mtp__optimizer *o)
 mtp_status mtp__optimizer_grad_norm(mtp__optimizer *o, double *norm)
 {
     double total = 0;
-    for (int64_t i = 0; i < o->num_tensors; i++) {
+    for (int64_t i = 0; i < o->num_measured; i++) {
         double sum = 0;
-        const mtp_sumsq_args args = {.x = o->tensors[i].grad, .result = &sum, .scratch = o->scratch};
-        MTP_TRY_AT(o->context->ops->sumsq(o->context->device, &args), "gradient of %s", o->tensors[i].name);
+        const mtp_sumsq_args args = {.x = o->measured[i].grad, .result = &sum, .scratch = o->scratch};
+        MTP_TRY_AT(o->context->ops->sumsq(o->context->device, &args), "gradient of %s", o->measured[i].name);
         total += sum;
     }
     *norm = sqrt(total);

@@ -162,6 +162,10 @@ static const mtp__field fields[] = {
     {KEY("distributed", bucket_mib, INT), .value = "25", RANGE(1, 65536), FREE,
      .help = "Gradients are summed over ranks in pieces of this many MiB, each as soon as the backward pass has "
              "finished it. Only the order of float sums depends on it."},
+    {KEY("distributed", zero_stage, INT), .value = "0", RANGE(0, 1), FREE,
+     .help = "1: each rank keeps the moments of AdamW for an equal share of the parameters, updates that share, and hands "
+             "it to the others (ZeRO stage 1): less memory on each rank for some more communication, the same bits. 0: "
+             "each rank keeps all of them."},
     {KEY("distributed", timeout_seconds, REAL), .value = "0.0", RANGE(0, 1e6), FREE,
      .help = "How long a rank waits for the others, and within which one that is killed or stopped is noticed: it counts "
              "as lost and the run ends on all. It must be longer than the slowest thing that rank 0 does alone. 0: what "

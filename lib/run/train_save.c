@@ -184,7 +184,9 @@ mtp_status mtp__run_open_saver(mtp__run *run)
     const mtp__saver_options options = {.run_directory = run->directory.path,
                                         .drafter = run->trainer.drafter,
                                         .optimizer = run->trainer.optimizer,
-                                        .share = {.rank = run->ranks.rank, .world_size = run->ranks.world_size}};
+                                        .share = {.rank = run->ranks.rank,
+                                                  .world_size = run->ranks.world_size,
+                                                  .sharded_moments = run->trainer.sharded_moments}};
     return mtp__saver_create(&options, &run->saver);
 }
 

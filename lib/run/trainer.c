@@ -102,9 +102,12 @@ static mtp_status open_optimizer(mtp__trainer *t)
     mtp__optim_tensor *tensors = NULL;
     int64_t count = 0;
     const mtp_adamw_config adamw = mtp__config_adamw(t->config);
+    const mtp__optim_rank own = {.rank = t->ranks->rank, .world_size = t->ranks->world_size};
+    t->sharded_moments = t->config->zero_stage > 0 && t->ranks->world_size > 1;
     MTP_TRY(mtp__drafter_alloc_grads(t->drafter));
     MTP_TRY(trained_tensors(t->config, t->drafter, &tensors, &count));
-    const mtp_status status = mtp__optimizer_create(t->context, tensors, count, &adamw, &t->optimizer);
+    const mtp_status status = mtp__optimizer_create_share(t->context, tensors, count, &adamw,
+                                                          t->sharded_moments ? &own : NULL, &t->optimizer);
     free(tensors);
     return status;
 }

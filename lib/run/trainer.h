@@ -40,6 +40,7 @@ typedef struct mtp__trainer {
     int64_t held;              /* of them */
     mtp__sample_list bad;      /* samples of the last update, when it was bad; with several ranks those of all */
     mtp__buckets *buckets;     /* of the gradients; NULL for one rank */
+    bool sharded_moments;      /* the optimizer has this rank's share of them only (zero_stage 1) */
 } mtp__trainer;
 
 typedef struct mtp__trainer_options {

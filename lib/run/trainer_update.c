@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "optim/share.h"
 #include "run/trainer.h"
 
 /* This rank's micro-batches of the update: all of accumulation but at the end of a run given in epochs, whose last
@@ -161,6 +162,22 @@ static mtp_status judge(mtp__trainer *t, mtp__update *u)
     return u->bad ? note_samples(t) : MTP_OK;
 }
 
+/* The values that each rank has updated, to all. */
+static mtp_status share_values(mtp__trainer *t, mtp_status status)
+{
+    const mtp__optimizer *o = t->optimizer;
+    if (!t->sharded_moments) return status;
+    MTP_TRY(mtp__ranks_agree(t->ranks, status));
+    for (int rank = 0; rank < t->ranks->world_size; rank++) {
+        const mtp__optim_rank owner = {.rank = rank, .world_size = t->ranks->world_size};
+        float *begin;
+        int64_t count;
+        mtp__optim_stretch(o->measured, o->num_measured, &owner, &begin, &count);
+        MTP_TRY(mtp_comm_broadcast(t->ranks->comm, begin, count * (int64_t)sizeof *begin, rank));
+    }
+    return MTP_OK;
+}
+
 static mtp_status update(mtp__trainer *t, int64_t done, bool stop, mtp__update *u)
 {
     u->stopped = stop;
@@ -173,8 +190,8 @@ static mtp_status update(mtp__trainer *t, int64_t done, bool stop, mtp__update *
     MTP_TRY(judge(t, u));
     if (u->bad) return MTP_OK;
     u->learning_rate = mtp__schedule_lr(&t->schedule, done);
-    return mtp__optimizer_step(t->optimizer, u->learning_rate,
-                               mtp__optimizer_clip(&t->optimizer->config, u->grad_norm));
+    const double clip = mtp__optimizer_clip(&t->optimizer->config, u->grad_norm);
+    return share_values(t, mtp__optimizer_step(t->optimizer, u->learning_rate, clip));
 }
 
 mtp_status mtp__trainer_update(mtp__trainer *t, int64_t done, bool stop, mtp__update *u)

@@ -95,6 +95,7 @@ typedef struct mtp_train_config {
     int64_t logits_budget_mib;
     /* [distributed] */
     int64_t bucket_mib;
+    int64_t zero_stage;
     double timeout_seconds;
     double heartbeat_seconds;
 
