@@ -24,6 +24,7 @@ step --head masked --rows 1024
 step --head masked --rows 2048
 step --head masked --vocab-size 131072
 step --head flat --vocab-size 131072
+"$build/bench/bench_checkpoint" --json
 "$build/bench/bench_ops"
 "$build/bench/bench_attention"
 "$build/bench/bench_heads"

@@ -148,6 +148,7 @@ static mtp_status publish(const char *run_directory, const char *staging, const 
     if (status == MTP_OK) status = mtp__path_join(run_directory, "checkpoints", &parent);
     if (status == MTP_OK) status = mtp__path_join(staging, "manifest.json", &file);
     if (status == MTP_OK) status = mtp__manifest_write(manifest, file);
+    if (status == MTP_OK) status = mtp__dir_sync(run_directory); /* that it has checkpoints/ */
     if (status == MTP_OK) status = give_name(parent, staging, path, old);
     free(parent);
     free(file);
