@@ -28,3 +28,5 @@ step --head flat --vocab-size 131072
 "$build/bench/bench_ops"
 "$build/bench/bench_attention"
 "$build/bench/bench_heads"
+# 4 GiB of shards, made beside the programs the first time
+"$build/bench/bench_loader" --json --directory "$build/bench_loader_data"

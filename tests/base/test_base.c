@@ -76,6 +76,33 @@ static void permutation_holds_every_index_once(void **state)
     assert_memory_not_equal(order, second, sizeof order);
 }
 
+/* The definition, bit by bit. */
+static uint32_t plain_crc32c(uint32_t crc, const unsigned char *byte, size_t size)
+{
+    crc = ~crc;
+    for (size_t i = 0; i < size; i++) {
+        crc ^= byte[i];
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+    }
+    return ~crc;
+}
+
+/* Sizes around those that are taken apart into stretches, aligned or not, begun or continued. */
+static void checksums_of_long_data(void **state)
+{
+    (void)state;
+    enum { SIZE = 30000 };
+    static unsigned char data[SIZE];
+    static const size_t sizes[] = {0, 1, 7, 8, 9, 4095, 12287, 12288, 12289, 16384, 24575, 24576, 24599, SIZE - 5};
+    test_rng rng = {7};
+    for (int i = 0; i < SIZE; i++) data[i] = (unsigned char)test_below(&rng, 256);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (size_t begin = 0; begin < 5; begin += 3) {
+            const uint32_t start = (uint32_t)i * 0x9e3779b9u;
+            assert_int_equal(mtp__crc32c(start, data + begin, sizes[i]), plain_crc32c(start, data + begin, sizes[i]));
+        }
+}
+
 static void checksums_are_the_standard_ones(void **state)
 {
     (void)state;
@@ -87,8 +114,11 @@ static void checksums_are_the_standard_ones(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(measured_size_is_exactly_enough),    cmocka_unit_test(absurd_size_is_refused),
-        cmocka_unit_test(philox_gives_the_published_vectors), cmocka_unit_test(permutation_holds_every_index_once),
+        cmocka_unit_test(checksums_of_long_data),
+        cmocka_unit_test(measured_size_is_exactly_enough),
+        cmocka_unit_test(absurd_size_is_refused),
+        cmocka_unit_test(philox_gives_the_published_vectors),
+        cmocka_unit_test(permutation_holds_every_index_once),
         cmocka_unit_test(checksums_are_the_standard_ones),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
