@@ -18,6 +18,12 @@ static int64_t begin_of(int64_t total, int64_t rank, int64_t world_size)
     return begin < total ? begin : total;
 }
 
+/* Values [first, last). A view without memory, of which only the size matters, stays one. */
+static mtp_view part_of(const mtp_view *view, int64_t first, int64_t last)
+{
+    return mtp_view_1d(view->data ? (float *)view->data + first : NULL, MTP_F32, last - first);
+}
+
 int64_t mtp__optim_share(const mtp__optim_tensor *tensors, int64_t num_tensors, const mtp__optim_rank *rank,
                          mtp__optim_tensor *parts)
 {
@@ -30,13 +36,13 @@ int64_t mtp__optim_share(const mtp__optim_tensor *tensors, int64_t num_tensors, 
         const int64_t first = begin > at ? begin - at : 0, last = end - at < count ? end - at : count;
         at += count;
         if (first >= last) continue;
-        mtp__optim_tensor *part = &parts[num_parts++];
-        *part = tensors[i];
-        if (last - first == count) continue;
-        part->first = first;
-        part->value = mtp_view_1d((float *)tensors[i].value.data + first, MTP_F32, last - first);
-        part->grad = mtp_view_1d((float *)tensors[i].grad.data + first, MTP_F32, last - first);
-        if (!tensors[i].value.data) part->value.data = part->grad.data = NULL; /* only sizes are asked for */
+        mtp__optim_tensor part = tensors[i];
+        if (last - first < count) {
+            part.first = first;
+            part.value = part_of(&part.value, first, last);
+            part.grad = part_of(&part.grad, first, last);
+        }
+        parts[num_parts++] = part;
     }
     return num_parts;
 }

@@ -7,7 +7,8 @@
 #include "optim/optimizer.h"
 
 /* The parts of `tensors` that fall to a rank: an equal number of values on each, cut anywhere inside a tensor, in the
- * order of the list. parts [num_tensors] is filled; returns their number, which may be 0. */
+ * order of the list. parts [num_tensors] is filled (it may be `tensors` itself); returns their number, which may be 0.
+ */
 int64_t mtp__optim_share(const mtp__optim_tensor *tensors, int64_t num_tensors, const mtp__optim_rank *rank,
                          mtp__optim_tensor *parts);
 /* The stretch of memory that holds the values of that share, when the tensors lie one behind the other in one block:

@@ -7,7 +7,7 @@
 #include "data/verifier_config.h"
 #include "model/step.h"
 #include "model/tensors.h"
-#include "optim/optimizer.h"
+#include "optim/share.h"
 #include "run/config.h"
 #include "run/saver.h"
 
@@ -31,8 +31,19 @@ static bool frozen(const mtp_strings *patterns, const char *name)
     return false;
 }
 
+/* Bytes of the moments of a rank. */
+static size_t moments_of(const mtp_train_config *c, const mtp_context *context, mtp__optim_tensor *trained,
+                         int64_t num_trained, int64_t world_size)
+{
+    const mtp__optim_rank first = {.world_size = world_size};
+    size_t moments = 0, scratch;
+    if (c->zero_stage > 0) num_trained = mtp__optim_share(trained, num_trained, &first, trained);
+    mtp__optimizer_plan(context, trained, num_trained, &moments, &scratch);
+    return moments;
+}
+
 static mtp_status plan_parameters(const mtp_train_config *c, const mtp_drafter_config *drafter,
-                                  const mtp_context *context, mtp_plan *plan)
+                                  const mtp_context *context, int64_t world_size, mtp_plan *plan)
 {
     mtp__tensor_spec *specs = NULL;
     int64_t count = 0, num_trained = 0;
@@ -52,19 +63,22 @@ static mtp_status plan_parameters(const mtp_train_config *c, const mtp_drafter_c
     }
     size_t moments = 0, scratch = 0;
     mtp__optimizer_plan(context, trained, num_trained, &moments, &scratch);
+    moments = moments_of(c, context, trained, num_trained, world_size);
     free(trained);
     free(specs);
     const uint64_t ordering = drafter->ordered ? (uint64_t)drafter->vocab_size * 16 : 0; /* I64 and two I32 maps */
     MTP_TRY(add(plan, "parameters", 4 * (uint64_t)plan->num_parameters, false, "fp32 masters"));
     MTP_TRY(add(plan, "token ordering", ordering, false, ""));
     MTP_TRY(add(plan, "gradients", 4 * (uint64_t)plan->num_trained, false, "fp32, trained parameters"));
-    MTP_TRY(add(plan, "optimizer moments", moments, false, "AdamW, two a trained parameter"));
+    MTP_TRY(add(plan, "optimizer moments", moments, false,
+                c->zero_stage > 0 && world_size > 1 ? "AdamW, two a trained parameter of a rank's share (zero_stage 1)"
+                                                    : "AdamW, two a trained parameter"));
     plan->checkpoint_bytes = 4 * (uint64_t)plan->num_parameters + 8 * (uint64_t)plan->num_trained;
     plan->export_bytes =
         2 * (uint64_t)plan->num_parameters + (drafter->ordered ? 8 * (uint64_t)drafter->vocab_size : 0);
     MTP_TRY(add(plan, "optimizer scratch", scratch, false, ""));
     return add(plan, "checkpoint copy",
-               mtp__saver_bytes((uint64_t)plan->num_parameters, (uint64_t)plan->num_trained, 1), false,
+               mtp__saver_bytes((uint64_t)plan->num_parameters, (uint64_t)plan->num_trained, world_size), false,
                "what a checkpoint is written from beside the training");
 }
 
@@ -126,12 +140,13 @@ static mtp_status plan_evaluation(const mtp_train_config *c, const mtp_drafter_c
 /* ---- all of it ------------------------------------------------------------------------------------------------ */
 
 static mtp_status fill(const mtp_train_config *c, const mtp_drafter_config *drafter,
-                       const mtp_verifier_config *verifier, const mtp_logger *logger, mtp_plan *plan)
+                       const mtp_verifier_config *verifier, int64_t world_size, const mtp_logger *logger,
+                       mtp_plan *plan)
 {
     mtp_context *context = NULL; /* asked for the sizes of scratch */
     const mtp_context_options options = mtp__config_context(c, logger);
     MTP_TRY(mtp_context_create(&options, &context));
-    mtp_status status = plan_parameters(c, drafter, context, plan);
+    mtp_status status = plan_parameters(c, drafter, context, world_size, plan);
     if (status == MTP_OK) status = plan_training(c, drafter, context, plan);
     if (status == MTP_OK) status = plan_evaluation(c, drafter, verifier, context, plan);
     if (status == MTP_OK) status = plan_data(c, verifier, plan);
@@ -139,18 +154,19 @@ static mtp_status fill(const mtp_train_config *c, const mtp_drafter_config *draf
     return status;
 }
 
-mtp_status mtp_plan_create(const mtp_train_config *config, const mtp_logger *logger, mtp_plan **plan)
+mtp_status mtp_plan_create(const mtp_train_config *config, int64_t world_size, const mtp_logger *logger,
+                           mtp_plan **plan)
 {
     mtp_drafter_config drafter = {0};
     mtp_verifier_config verifier = {0};
-    MTP_REQUIRE(config && plan);
+    MTP_REQUIRE(config && world_size >= 1 && plan);
     *plan = NULL;
     mtp_plan *made = calloc(1, sizeof *made);
     if (made) made->lines = calloc(MAX_LINES, sizeof *made->lines);
     mtp_status status = made && made->lines ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "out of memory for a plan");
     if (status == MTP_OK) status = mtp_drafter_config_read(config->drafter, &drafter);
     if (status == MTP_OK) status = mtp__verifier_config_read(config->verifier, &verifier);
-    if (status == MTP_OK) status = fill(config, &drafter, &verifier, logger, made);
+    if (status == MTP_OK) status = fill(config, &drafter, &verifier, world_size, logger, made);
     mtp_drafter_config_free(&drafter);
     if (status != MTP_OK) {
         mtp_plan_free(made);

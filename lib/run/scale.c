@@ -197,9 +197,9 @@ static mtp_status fill_in(const mtp_scale_options *given, mtp_scale_options *opt
     if (options->length == 0) options->length = 4096;
     if (options->num_speculative_steps == 0) options->num_speculative_steps = 3;
     if (options->bucket_bytes == 0) options->bucket_bytes = (int64_t)BUCKET_MIB << 20;
-    if (options->matrix_rate > 0 && options->memory_rate > 0 && options->positions > 0 && options->length > 0 &&
-        options->num_speculative_steps > 0 && options->num_speculative_steps <= MTP_MAX_SPECULATIVE_STEPS &&
-        options->bucket_bytes > 0)
+    if (options->zero_stage >= 0 && options->zero_stage <= 1 && options->matrix_rate > 0 && options->memory_rate > 0 &&
+        options->positions > 0 && options->length > 0 && options->num_speculative_steps > 0 &&
+        options->num_speculative_steps <= MTP_MAX_SPECULATIVE_STEPS && options->bucket_bytes > 0)
         return MTP_OK;
     return MTP_FAIL(MTP_E_CONFIG, "rates, positions, length, bucket and draft steps (at most %d) must be above 0",
                     (int)MTP_MAX_SPECULATIVE_STEPS);
@@ -223,7 +223,9 @@ mtp_status mtp_scale_predict(int64_t index, const mtp_scale_options *options, mt
     predict_times(&own, &each, scale);
     const double token = (double)mtp_pack_official_bytes(index, false, false, 1000000) / 1e6;
     scale->data_bytes_per_second = token * (double)own.positions / scale->step_seconds;
+    const uint64_t values = (uint64_t)scale->num_parameters;
+    const uint64_t sharers = own.zero_stage == 1 ? (uint64_t)own.world_size : 1;
     scale->memory_bytes =
-        16 * (uint64_t)scale->num_parameters + step + (uint64_t)(BATCHES * token * (double)own.positions);
+        8 * values + (8 * values + sharers - 1) / sharers + step + (uint64_t)(BATCHES * token * (double)own.positions);
     return MTP_OK;
 }

@@ -67,6 +67,32 @@ static void counts_what_is_allocated(void **state)
     assert_int_not_equal(access(run, F_OK), 0);
 }
 
+/* What ranks share: moments with zero_stage 1, the copy that a checkpoint is written from. */
+static void a_rank_of_several_needs_less(void **state)
+{
+    (void)state;
+    const char *config = test_train_file("out");
+    json_t *alone = plan_json(config);
+    test_run run = test_mtp("plan", config, "--json", "--world-size", "4", "--set", "zero_stage=1");
+    assert_int_equal(run.exit_code, 0);
+    json_t *four = json_loads(run.out, 0, NULL);
+    assert_non_null(four);
+    test_run_free(&run);
+    assert_int_equal(bytes_of(four, "gradients"), bytes_of(alone, "gradients"));
+    const int64_t moments = bytes_of(four, "optimizer moments"), all = bytes_of(alone, "optimizer moments");
+    assert_true(4 * moments > all - all / 50 && 4 * moments < all + all / 50);
+    assert_true(bytes_of(four, "checkpoint copy") <= bytes_of(alone, "checkpoint copy") / 4 + 1);
+    json_decref(four);
+    run = test_mtp("plan", config, "--json", "--world-size", "4");
+    four = json_loads(run.out, 0, NULL);
+    assert_non_null(four);
+    test_run_free(&run);
+    assert_int_equal(bytes_of(four, "optimizer moments"), all);
+    json_decref(four);
+    json_decref(alone);
+    test_expect(test_mtp("plan", config, "--bandwidth", "40"), 2, "", "takes no CONFIG");
+}
+
 static void total_is_the_sum_of_what_is_not_mapped(void **state)
 {
     (void)state;
@@ -143,7 +169,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(counts_what_is_allocated),       cmocka_unit_test(total_is_the_sum_of_what_is_not_mapped),
         cmocka_unit_test(needs_neither_weights_nor_data), cmocka_unit_test(mistakes_have_their_exit_codes),
-        cmocka_unit_test(follows_the_configuration),
+        cmocka_unit_test(follows_the_configuration),      cmocka_unit_test(a_rank_of_several_needs_less),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

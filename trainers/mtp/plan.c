@@ -52,12 +52,12 @@ static void print_json(const mtp_plan *plan)
     fputs("]}\n", stdout);
 }
 
-static mtp_status plan(const char *path, const args_list *overrides, bool json)
+static mtp_status plan(const char *path, const args_list *overrides, int64_t world_size, bool json)
 {
     mtp_train_config *config = NULL;
     mtp_plan *made = NULL;
     mtp_status status = mtp_train_config_load(path, overrides->items, overrides->count, &config);
-    if (status == MTP_OK) status = mtp_plan_create(config, program_logger(), &made);
+    if (status == MTP_OK) status = mtp_plan_create(config, world_size, program_logger(), &made);
     if (status == MTP_OK && json) print_json(made);
     if (status == MTP_OK && !json) print_table(made);
     mtp_plan_free(made);
@@ -125,9 +125,11 @@ int command_plan(int argc, char **argv)
          .value = "N",
          .min = 1,
          .max = 1e6,
-         .help =
-             "Foretell what a step takes on N GPUs, one rank each, for each official verifier: time, the part of the "
-             "all-reduce that backward does not hide, memory and data rate of a rank."},
+         .help = "With CONFIG: the memory of one of N ranks. Without: foretell what a step takes on N GPUs, one rank "
+                 "each, for "
+                 "each official verifier: time, the part of the all-reduce that backward does not hide, memory and "
+                 "data rate "
+                 "of a rank."},
         {.name = "bandwidth",
          .kind = ARGS_REAL,
          .target = &scale.bandwidth,
@@ -164,6 +166,13 @@ int command_plan(int argc, char **argv)
          .min = 1,
          .max = 1e9,
          .help = "With --world-size: tokens of a document; default 4096."},
+        {.name = "zero-stage",
+         .kind = ARGS_INT,
+         .target = &scale.options.zero_stage,
+         .value = "0|1",
+         .min = 0,
+         .max = 1,
+         .help = "With --world-size: 1 for sharded moments (zero_stage of a configuration); default 0."},
         {.name = "num-speculative-steps",
          .kind = ARGS_INT,
          .target = &scale.options.num_speculative_steps,
@@ -192,14 +201,15 @@ int command_plan(int argc, char **argv)
     int exit_code = 0;
     if (args_parse(&spec, argc, argv, &exit_code)) {
         if (tokens) print_disk(tokens);
-        if (scale.options.world_size && config)
-            exit_code = program_usage("--world-size is about the official sizes and takes no CONFIG");
-        else if (scale.options.world_size > 1 && scale.bandwidth == 0)
-            exit_code = program_usage("--world-size %lld needs --bandwidth", (long long)scale.options.world_size);
-        else if (scale.options.world_size)
-            exit_code = program_finish(plan_scale(&scale, json));
+        const int64_t world_size = scale.options.world_size;
+        if (config && scale.bandwidth > 0)
+            exit_code = program_usage("--bandwidth is about the official sizes and takes no CONFIG");
         else if (config)
-            exit_code = program_finish(plan(config, &overrides, json));
+            exit_code = program_finish(plan(config, &overrides, world_size ? world_size : 1, json));
+        else if (world_size > 1 && scale.bandwidth == 0)
+            exit_code = program_usage("--world-size %lld needs --bandwidth", (long long)world_size);
+        else if (world_size)
+            exit_code = program_finish(plan_scale(&scale, json));
         else if (!tokens)
             exit_code = program_usage("mtp plan needs CONFIG, --tokens or --world-size");
     }

@@ -20,6 +20,7 @@ typedef struct mtp_scale_options {
     int64_t length;     /* tokens of a document; 0: 4096 */
     int64_t num_speculative_steps; /* K; 0: 3 */
     int64_t bucket_bytes;          /* of gradients that travel together; 0: 25 MiB */
+    int64_t zero_stage;            /* 1: each rank keeps the moments of its share of the parameters; memory only */
 } mtp_scale_options;
 
 typedef struct mtp_scale {

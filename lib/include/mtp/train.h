@@ -135,9 +135,10 @@ typedef struct mtp_plan {
     uint64_t checkpoint_bytes, export_bytes; /* on disk, each */
 } mtp_plan;
 
-/* From the configurations of drafter and verifier alone; nothing of what it lists is allocated and no weights are read.
- * The output_dir is not touched. Free with mtp_plan_free. */
-MTP_API mtp_status mtp_plan_create(const mtp_train_config *config, const mtp_logger *logger, mtp_plan **plan);
+/* Of one of `world_size` ranks. From the configurations of drafter and verifier alone; nothing of what it lists is
+ * allocated and no weights are read. The output_dir is not touched. Free with mtp_plan_free. */
+MTP_API mtp_status mtp_plan_create(const mtp_train_config *config, int64_t world_size, const mtp_logger *logger,
+                                   mtp_plan **plan);
 MTP_API void mtp_plan_free(mtp_plan *plan); /* accepts NULL */
 
 /* ---- run ------------------------------------------------------------------------------------------------------ */
@@ -174,8 +175,9 @@ typedef struct mtp_train_result {
 
 /* Train as configured, in a context of its own. Files under output_dir: lib/run/README.md. `result` may be NULL.
  * Errors: MTP_E_CONFIG and MTP_E_DATA from what is read, MTP_E_EXISTS when output_dir holds another run, MTP_E_IO when
- * the last checkpoint cannot be written, as on a full disk (the last good one stays), MTP_E_DATA naming step and samples
- * when more than max_bad_steps steps were skipped because loss or gradient were not finite, or all of them were. */
+ * the last checkpoint cannot be written, as on a full disk (the last good one stays), MTP_E_DATA naming step and
+ * samples when more than max_bad_steps steps were skipped because loss or gradient were not finite, or all of them
+ * were. */
 MTP_API mtp_status mtp_train(const mtp_train_config *config, const mtp_train_options *options,
                              mtp_train_result *result);
 
