@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/real.h"
 #include "data/batch.h"
 #include "mtp/loss.h"
 
@@ -85,7 +86,7 @@ static mtp_status read_fp8(mtp__batch *batch, const mtp__dataset_entry *entry, i
                            float *dst)
 {
     const mtp__store_layout *layout = &entry->shard->layout;
-    const int64_t groups = (rows.end - rows.begin) * MTP__KV * layout->num_kv_heads[type];
+    const int64_t groups = (rows.end - rows.begin) * mtp__store_parts(layout, type) * layout->num_kv_heads[type];
     const int64_t n = groups * layout->head_dim[type];
     MTP_TRY(mtp__shard_read(entry->shard, batch->fd, entry->row, (mtp__store_field)(MTP__STORE_KV + type), rows.begin,
                             rows.end, (char *)dst + 3 * n));
@@ -96,6 +97,24 @@ static mtp_status read_fp8(mtp__batch *batch, const mtp__dataset_entry *entry, i
     return not_finite(entry, (mtp__store_field)(MTP__STORE_KV + type));
 }
 
+/* Rows of V alone, which stand in the second half of `dst`, become rows of K and V: from the front on, so that none is
+ * overwritten before it is read. K has the rounding that a stored one has. */
+static void make_keys(const mtp__batch *batch, mtp__row_range rows, int64_t width, mtp_dtype dtype, char *dst)
+{
+    const size_t row = (size_t)width * mtp_dtype_size(dtype);
+    const char *values = dst + (size_t)(rows.end - rows.begin) * row;
+    float *v = batch->scratch, *k = v + width;
+    for (int64_t t = rows.begin; t < rows.end; t++, dst += 2 * row, values += row) {
+        mtp__real_to_f32(v, values, dtype, width);
+        mtp__verifier_key_of_value(batch->dataset->key, t, v, k);
+        memmove(dst + row, values, row);
+        mtp__real_from_f32(dst, MTP_BF16, k, width);
+        if (dtype == MTP_BF16) continue;
+        mtp__real_to_f32(v, dst, MTP_BF16, width);
+        memcpy(dst, v, row);
+    }
+}
+
 static mtp_status read_kv(mtp__batch *batch, const mtp__dataset_entry *entry, int type, int64_t begin, int64_t length)
 {
     const mtp__store_layout *layout = &entry->shard->layout;
@@ -104,8 +123,16 @@ static mtp_status read_kv(mtp__batch *batch, const mtp__dataset_entry *entry, in
     if (width == 0) return MTP_OK;
     const mtp__row_range rows = mtp__batch_rows(batch, entry, type, length);
     char *dst = mtp__batch_clear_unread(view, begin, length, width, rows);
-    if (layout->fp8) return read_fp8(batch, entry, type, rows, (float *)(void *)dst);
-    return read_bf16(batch, entry, (mtp__store_field)(MTP__STORE_KV + type), rows, width, view->dtype, dst);
+    const bool alone = mtp__store_parts(layout, type) == 1;
+    const int64_t stored = alone ? width / MTP__KV : width;
+    char *to = dst + (size_t)((rows.end - rows.begin) * (width - stored)) * mtp_dtype_size(view->dtype);
+    const mtp__store_field field = (mtp__store_field)(MTP__STORE_KV + type);
+    if (layout->fp8)
+        MTP_TRY(read_fp8(batch, entry, type, rows, (float *)(void *)to));
+    else
+        MTP_TRY(read_bf16(batch, entry, field, rows, stored, view->dtype, to));
+    if (alone) make_keys(batch, rows, stored, view->dtype, dst);
+    return MTP_OK;
 }
 
 static mtp_status read_integers(mtp__batch *batch, const mtp__dataset_entry *entry, int64_t begin, int64_t length)

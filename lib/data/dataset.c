@@ -60,6 +60,8 @@ void mtp_dataset_close(mtp_dataset *dataset)
     for (int64_t i = 0; i < dataset->num_parts; i++) mtp__shard_close(dataset->parts[i].shard);
     for (int64_t i = 0; i < dataset->num_sources; i++) free(dataset->sources[i].path);
     free(dataset->sources);
+    if (dataset->key) mtp__verifier_key_free(dataset->key);
+    free(dataset->key);
     free(dataset->entries);
     free(dataset->parts);
     free(dataset->selected);

@@ -4,6 +4,7 @@
 
 #include "data/sample.h"
 #include "data/store.h"
+#include "data/verifier_key.h"
 
 typedef struct mtp__dataset_entry {
     char *path;         /* of the sample's file, or of its shard */
@@ -49,6 +50,7 @@ struct mtp_dataset {
     int64_t num_entries, capacity;
     int64_t num_tokens;                           /* of all samples */
     bool fp8;                                     /* some K/V is packed in 8 bits */
+    mtp__verifier_key *key;                       /* global K is made with it; NULL: every part holds K */
     size_t hidden_size, kv_size[MTP_LAYER_TYPES]; /* bytes of a value in the widest type that a batch can have */
 };
 

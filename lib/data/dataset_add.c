@@ -59,6 +59,16 @@ static bool needs_part(const mtp_dataset *dataset)
     return dataset->num_parts == 0 || dataset->parts[dataset->num_parts - 1].shard;
 }
 
+/* What K of shards that hold V alone is made with. */
+static mtp_status need_key(mtp_dataset *dataset)
+{
+    if (dataset->key) return MTP_OK;
+    dataset->key = calloc(1, sizeof *dataset->key);
+    if (!dataset->key) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
+    MTP_TRY(mtp__verifier_key_read(dataset->verifier, MTP_LAYER_FULL, dataset->key));
+    return mtp__verifier_key_check(dataset->key, mtp_verifier_directory(dataset->verifier));
+}
+
 static mtp_status too_many(void)
 {
     return MTP_FAIL(MTP_E_DATA, "more than %u samples", UINT32_MAX / 2);
@@ -71,6 +81,7 @@ static mtp_status add_shard(mtp_dataset *dataset, const char *path, mtp_hidden_n
     MTP_TRY_AT(resolve_norm(MTP_HIDDEN_POST, setting, &normalise), "%s", path);
     MTP_TRY(mtp__shard_open(path, &shard));
     mtp_status status = mtp__shard_check_verifier(shard, mtp_verifier_get_config(dataset->verifier));
+    if (status == MTP_OK && shard->layout.global_v_only) status = need_key(dataset);
     if (status == MTP_OK && shard->num_samples >= UINT32_MAX / 2 - dataset->count) status = too_many();
     if (status == MTP_OK) status = add_part(dataset, shard);
     if (status != MTP_OK) {

@@ -3,8 +3,8 @@
 #include <stddef.h>
 
 static const mtp__official official[] = {
-    {"E2B", 1536, {1, 1}},     {"E4B", 2560, {2, 2}},  {"12B", 3840, {8, 1}},
-    {"26B-A4B", 2816, {8, 2}}, {"31B", 5376, {16, 4}},
+    {"E2B", 1536, {1, 1}, false},    {"E4B", 2560, {2, 2}, false}, {"12B", 3840, {8, 1}, true},
+    {"26B-A4B", 2816, {8, 2}, true}, {"31B", 5376, {16, 4}, true},
 };
 enum { OFFICIAL = sizeof official / sizeof *official };
 

@@ -15,8 +15,7 @@ typedef struct packing {
     const char *directory;
     const mtp_pack_options *options;
     mtp_pack_summary *summary;
-    mtp_dataset *input;
-    mtp__teacher *teacher;
+    mtp__pack_means means;
     mtp__text quarantine; /* all lines so far */
     int64_t num_inputs;   /* samples offered, refused ones included */
     bool prepared;        /* the check */
@@ -35,14 +34,14 @@ static mtp_status open_input(packing *p)
     const mtp_pack_options *options = p->options;
     const mtp_dataset_options dataset = {.hidden_norm = options->hidden_norm, .logger = options->logger};
     const mtp__dataset_quarantine quarantine = {refuse, &p->quarantine};
-    MTP_TRY(
-        mtp__dataset_open(options->inputs, options->num_inputs, options->verifier, &dataset, &quarantine, &p->input));
-    for (int64_t i = 0; i < p->input->num_parts; i++)
-        if (p->input->parts[i].shard)
+    MTP_TRY(mtp__dataset_open(options->inputs, options->num_inputs, options->verifier, &dataset, &quarantine,
+                              &p->means.input));
+    for (int64_t i = 0; i < p->means.input->num_parts; i++)
+        if (p->means.input->parts[i].shard)
             return MTP_FAIL(MTP_E_CONFIG, "%s: is packed already; give the samples it was made of",
-                            p->input->parts[i].shard->path);
+                            p->means.input->parts[i].shard->path);
     MTP_TRY(mtp__text_check(&p->quarantine));
-    p->num_inputs = p->input->count;
+    p->num_inputs = p->means.input->count;
     for (const char *line = mtp__text_get(&p->quarantine); *line; line++) p->num_inputs += *line == '\n';
     return MTP_OK;
 }
@@ -73,22 +72,29 @@ static mtp_status check_bad(packing *p)
 
 /* ---- the plan ------------------------------------------------------------------------------------------------- */
 
+static int version_of(const packing *p)
+{
+    const mtp__store_layout layout = mtp__pack_layout(p->options, p->means.input, 0, 0);
+    return mtp__store_version(&layout);
+}
+
 static json_t *describe_plan(const packing *p)
 {
     const mtp_pack_options *options = p->options;
-    uint64_t digest = mtp_dataset_fingerprint(p->input);
+    uint64_t digest = mtp_dataset_fingerprint(p->means.input);
     char text[24];
-    for (int64_t i = 0; i < p->input->count; i++) {
-        const mtp__dataset_entry entry = mtp__dataset_at(p->input, i);
+    for (int64_t i = 0; i < p->means.input->count; i++) {
+        const mtp__dataset_entry entry = mtp__dataset_at(p->means.input, i);
         const char *name = mtp__path_name(entry.path);
         digest = mtp__fnv1a(digest, name, strlen(name) + 1);
     }
     digest = mtp__fnv1a(digest, mtp__text_get(&p->quarantine), p->quarantine.length);
     snprintf(text, sizeof text, "%016llx", (unsigned long long)digest);
-    return json_pack("{s:s, s:i, s:s, s:I, s:I, s:s, s:b, s:s}", "format", "mtp-store-plan", "version",
-                     MTP__SHARD_VERSION, "inputs", text, "samples", (json_int_t)p->num_inputs, "shard_bytes",
-                     (json_int_t)options->shard_bytes, "kv", options->fp8 ? "fp8" : "bf16", "teacher",
-                     options->teacher != NULL, "check", options->check ? options->check->name : "none");
+    return json_pack("{s:s, s:i, s:s, s:I, s:I, s:s, s:b, s:b, s:s}", "format", "mtp-store-plan", "version",
+                     version_of(p), "inputs", text, "samples", (json_int_t)p->num_inputs, "shard_bytes",
+                     (json_int_t)options->shard_bytes, "kv", options->fp8 ? "fp8" : "bf16", "global_v_only",
+                     options->global_v_only, "teacher", options->teacher != NULL, "check",
+                     options->check ? options->check->name : "none");
 }
 
 /* Nothing of others may be in the way: neither another packing nor foreign shards. */
@@ -143,8 +149,8 @@ static int64_t shard_end(const packing *p, int64_t begin)
     const uint64_t most = (uint64_t)p->options->shard_bytes;
     uint64_t bytes = 0;
     int64_t end = begin;
-    while (end < p->input->count) {
-        const mtp__store_layout layout = mtp__pack_layout(p->options, p->input, end, end + 1);
+    while (end < p->means.input->count) {
+        const mtp__store_layout layout = mtp__pack_layout(p->options, p->means.input, end, end + 1);
         bytes += shard_bytes(&layout);
         if (bytes > most && end > begin) break;
         end++;
@@ -165,9 +171,9 @@ static void add_counts(const mtp__shard *shard, mtp_pack_summary *summary)
 static mtp_status write_shard(packing *p, const char *path, int64_t begin, int64_t end, mtp__pack_progress *progress)
 {
     const mtp_pack_check *check = p->options->check;
-    if (check && !p->prepared) MTP_TRY(check->prepare(check->user, p->input));
+    if (check && !p->prepared) MTP_TRY(check->prepare(check->user, p->means.input));
     p->prepared = true;
-    return mtp__pack_shard(p->options, p->input, p->teacher, path, begin, end, progress);
+    return mtp__pack_shard(&p->means, path, begin, end, progress);
 }
 
 static mtp_status take_shard(packing *p, const char *path, int64_t begin, int64_t end, mtp__pack_progress *progress)
@@ -193,9 +199,9 @@ static mtp_status take_shard(packing *p, const char *path, int64_t begin, int64_
 
 static mtp_status pack_shards(packing *p)
 {
-    mtp__pack_progress progress = {.total = p->input->count};
+    mtp__pack_progress progress = {.total = p->means.input->count};
     int64_t index = 0;
-    for (int64_t begin = 0; begin < p->input->count; index++) {
+    for (int64_t begin = 0; begin < p->means.input->count; index++) {
         const int64_t end = shard_end(p, begin);
         char name[32], *path = NULL;
         mtp__store_shard_name(index, name);
@@ -214,10 +220,10 @@ static mtp_status write_store(const packing *p)
 {
     const mtp_pack_summary *s = p->summary;
     char *path = NULL;
-    json_t *store = json_pack(
-        "{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I}", "format", "mtp-store", "version", MTP__SHARD_VERSION, "num_shards",
-        (json_int_t)s->shards, "samples", (json_int_t)s->samples, "tokens", (json_int_t)s->tokens, "supervised",
-        (json_int_t)s->supervised, "bytes", (json_int_t)s->bytes, "refused", (json_int_t)s->refused);
+    json_t *store = json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I}", "format", "mtp-store", "version",
+                              version_of(p), "num_shards", (json_int_t)s->shards, "samples", (json_int_t)s->samples,
+                              "tokens", (json_int_t)s->tokens, "supervised", (json_int_t)s->supervised, "bytes",
+                              (json_int_t)s->bytes, "refused", (json_int_t)s->refused);
     mtp_status status = store ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "out of memory");
     if (status == MTP_OK) status = mtp__path_join(p->directory, MTP__STORE_DONE, &path);
     if (status == MTP_OK) status = mtp__json_write(path, store, MTP__JSON_NEWLINE);
@@ -249,12 +255,18 @@ static mtp_status pack(packing *p)
 {
     const mtp_verifier_config *verifier = mtp_verifier_get_config(p->options->verifier);
     const int64_t top = verifier->vocab_size < MTP__TEACHER_TOP ? verifier->vocab_size : MTP__TEACHER_TOP;
+    if (p->options->global_v_only) {
+        MTP_TRY(mtp__verifier_key_read(p->options->verifier, MTP_LAYER_FULL, &p->means.key));
+        MTP_TRY(mtp__verifier_key_check(&p->means.key, mtp_verifier_directory(p->options->verifier)));
+    }
     MTP_TRY(open_input(p));
     MTP_TRY(settle_plan(p));
     MTP_TRY(check_bad(p));
     MTP_TRY(remove_leftovers(p->directory));
-    if (p->input->count == 0) return MTP_FAIL(MTP_E_DATA, "%s: there is no sample to pack", p->options->inputs[0]);
-    if (p->options->teacher) MTP_TRY(mtp__teacher_create(p->options->teacher, p->options->verifier, top, &p->teacher));
+    if (p->means.input->count == 0)
+        return MTP_FAIL(MTP_E_DATA, "%s: there is no sample to pack", p->options->inputs[0]);
+    if (p->options->teacher)
+        MTP_TRY(mtp__teacher_create(p->options->teacher, p->options->verifier, top, &p->means.teacher));
     MTP_TRY(pack_shards(p));
     mtp__quarantine_count(mtp__text_get(&p->quarantine), p->summary);
     MTP_TRY(write_quarantine(p));
@@ -267,13 +279,14 @@ mtp_status mtp_pack(const char *directory, const mtp_pack_options *options, mtp_
     MTP_REQUIRE(options->shard_bytes >= 1 && options->workers >= 1 && options->workers <= 4096);
     MTP_REQUIRE(options->max_bad >= 0 && options->max_bad <= 1);
     *summary = (mtp_pack_summary){0};
-    packing p = {.directory = directory, .options = options, .summary = summary};
+    packing p = {.directory = directory, .options = options, .summary = summary, .means.options = options};
     mtp__pack_owner owner;
     MTP_TRY(mtp__dir_create(directory));
     MTP_TRY(mtp__pack_own(directory, &owner));
     const mtp_status status = pack(&p);
-    mtp__teacher_free(p.teacher);
-    mtp_dataset_close(p.input);
+    mtp__teacher_free(p.means.teacher);
+    mtp__verifier_key_free(&p.means.key);
+    mtp_dataset_close(p.means.input);
     mtp__text_free(&p.quarantine);
     mtp__pack_disown(&owner);
     return status;

@@ -43,10 +43,18 @@ typedef struct mtp__pack_progress {
     int64_t done, total; /* samples */
 } mtp__pack_progress;
 
+/* What every shard of a packing is made with. */
+typedef struct mtp__pack_means {
+    const mtp_pack_options *options;
+    mtp_dataset *input;
+    mtp__teacher *teacher; /* NULL: none */
+    mtp__verifier_key key; /* with global_v_only: that of the full layer */
+} mtp__pack_means;
+
 /* Write samples [begin, end) of the input as one shard at `path`, temporary name first. Those whose values are bad go
  * into the quarantine list inside the shard. */
-mtp_status mtp__pack_shard(const mtp_pack_options *options, const mtp_dataset *input, mtp__teacher *teacher,
-                           const char *path, int64_t begin, int64_t end, mtp__pack_progress *progress);
+mtp_status mtp__pack_shard(const mtp__pack_means *means, const char *path, int64_t begin, int64_t end,
+                           mtp__pack_progress *progress);
 /* The layout of samples [begin, end). */
 mtp__store_layout mtp__pack_layout(const mtp_pack_options *options, const mtp_dataset *input, int64_t begin,
                                    int64_t end);

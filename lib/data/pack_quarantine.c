@@ -15,6 +15,7 @@ static const struct {
     {"is zero", "row of zeros"},
     {"outside the vocabulary", "token id outside the vocabulary"},
     {"must have the same length", "keys of different lengths"},
+    {"is not what V gives", "global K not made of V"},
     {"scale", "bad fp8 scales"},
     {"no loss mask", "no loss mask"},
     {"loss_mask", "bad loss mask"},

@@ -2,6 +2,7 @@
  * sample lies is known from the headers, so nothing depends on who takes which sample when. */
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,7 @@ static int64_t num_teacher(const mtp__dataset_entry *entry)
 
 /* What all workers share. */
 typedef struct job {
+    const mtp__pack_means *means;
     const mtp_pack_options *options;
     const mtp_dataset *input;
     mtp__teacher *teacher;
@@ -63,6 +65,7 @@ mtp__store_layout mtp__pack_layout(const mtp_pack_options *options, const mtp_da
     const mtp_verifier_config *verifier = mtp_verifier_get_config(options->verifier);
     mtp__store_layout layout = mtp__store_layout_of(verifier);
     layout.fp8 = options->fp8;
+    layout.global_v_only = options->global_v_only;
     if (options->teacher)
         layout.teacher_top = verifier->vocab_size < MTP__TEACHER_TOP ? verifier->vocab_size : MTP__TEACHER_TOP;
     for (int64_t i = begin; i < end; i++) {
@@ -209,29 +212,69 @@ static mtp_status put_hidden(worker *w, target *t, int64_t begin, int64_t end)
     return w->job->teacher ? put_teacher(w, t, begin, end) : MTP_OK;
 }
 
-static mtp_status put_fp8(worker *w, target *t, int type, int64_t begin, int64_t end)
+/* Rows of values in w->values, `width` each, as 8-bit numbers with scales for every head. */
+static mtp_status put_fp8(worker *w, target *t, int type, int64_t begin, int64_t end, int64_t width)
 {
-    const mtp__store_layout *layout = &w->job->layout;
-    const int64_t width = values_of(layout, type), head = layout->head_dim[type];
-    const mtp__final_norm none = {.weight = NULL};
-    for (int part = 0; part < MTP__KV; part++)
-        MTP_TRY(mtp__field_read_rows(&t->sample->kv[type][part], begin, end, none, false, MTP_F32,
-                                     w->values + part * (width / MTP__KV), width, w->scratch));
-    const int64_t groups = (end - begin) * width / head;
+    const int64_t head = w->job->layout.head_dim[type], groups = (end - begin) * width / head;
     for (int64_t i = 0; i < groups; i++)
         mtp__store_to_fp8((uint8_t *)w->packed + i * head, &w->scales[i], w->values + i * head, head);
     MTP_TRY(put(w, t, (mtp__store_field)(MTP__STORE_KV + type), begin, end - begin, w->packed));
     return put(w, t, (mtp__store_field)(MTP__STORE_SCALES + type), begin, end - begin, w->scales);
 }
 
+/* Is K, in w->values, what the rows of V behind it give, to the rounding of bf16? */
+static mtp_status compare_keys(worker *w, int64_t begin, int64_t end, int64_t width)
+{
+    const mtp__verifier_key *key = &w->job->means->key;
+    const float *k = w->values, *v = k + (end - begin) * width;
+    float *made = w->scratch;
+    for (int64_t t = begin; t < end; t++, k += width, v += width) {
+        mtp__verifier_key_of_value(key, t, v, made);
+        for (int64_t head = 0; head < key->heads; head++) {
+            double off = 0, size = 0;
+            for (int64_t i = head * key->width; i < (head + 1) * key->width; i++) {
+                off += ((double)made[i] - (double)k[i]) * ((double)made[i] - (double)k[i]);
+                size += (double)k[i] * (double)k[i];
+            }
+            if (off > MTP__KEY_OF_VALUE_LIMIT * MTP__KEY_OF_VALUE_LIMIT * size)
+                return MTP_FAIL(MTP_E_DATA,
+                                "global K of token %lld is not what V gives with k_norm's weight and rotary embedding: "
+                                "it differs by %.2g of its size; store both",
+                                (long long)t, sqrt(off / size));
+        }
+    }
+    return MTP_OK;
+}
+
+/* Global V alone. */
+static mtp_status put_value(worker *w, target *t, int type, int64_t begin, int64_t end)
+{
+    const int64_t width = values_of(&w->job->layout, type) / MTP__KV;
+    const mtp__final_norm none = {.weight = NULL};
+    for (int part = 0; part < MTP__KV; part++)
+        MTP_TRY(mtp__field_read_rows(&t->sample->kv[type][part], begin, end, none, false, MTP_F32,
+                                     w->values + part * (end - begin) * width, width, w->scratch));
+    MTP_TRY(compare_keys(w, begin, end, width));
+    memmove(w->values, w->values + (end - begin) * width, (size_t)((end - begin) * width) * sizeof *w->values);
+    if (w->job->layout.fp8) return put_fp8(w, t, type, begin, end, width);
+    mtp__real_from_f32(w->packed, MTP_BF16, w->values, (end - begin) * width);
+    return put(w, t, (mtp__store_field)(MTP__STORE_KV + type), begin, end - begin, w->packed);
+}
+
 static mtp_status put_kv(worker *w, target *t, int type, int64_t begin, int64_t end)
 {
-    const int64_t width = values_of(&w->job->layout, type);
+    const int64_t width = values_of(&w->job->layout, type), half = width / MTP__KV;
     const mtp__final_norm none = {.weight = NULL};
     if (width == 0) return MTP_OK;
-    if (w->job->layout.fp8) return put_fp8(w, t, type, begin, end);
+    if (mtp__store_parts(&w->job->layout, type) == 1) return put_value(w, t, type, begin, end);
+    if (w->job->layout.fp8) {
+        for (int part = 0; part < MTP__KV; part++)
+            MTP_TRY(mtp__field_read_rows(&t->sample->kv[type][part], begin, end, none, false, MTP_F32,
+                                         w->values + part * half, width, w->scratch));
+        return put_fp8(w, t, type, begin, end, width);
+    }
     for (int part = 0; part < MTP__KV; part++)
-        MTP_TRY(read_bf16(w, &t->sample->kv[type][part], begin, end, none, false, width, part * (width / MTP__KV)));
+        MTP_TRY(read_bf16(w, &t->sample->kv[type][part], begin, end, none, false, width, part * half));
     return put(w, t, (mtp__store_field)(MTP__STORE_KV + type), begin, end - begin, w->packed);
 }
 
@@ -461,17 +504,18 @@ static mtp_status publish(const char *temporary, const char *path)
     return status;
 }
 
-mtp_status mtp__pack_shard(const mtp_pack_options *options, const mtp_dataset *input, mtp__teacher *teacher,
-                           const char *path, int64_t begin, int64_t end, mtp__pack_progress *progress)
+mtp_status mtp__pack_shard(const mtp__pack_means *means, const char *path, int64_t begin, int64_t end,
+                           mtp__pack_progress *progress)
 {
     char *temporary = NULL;
     MTP_TRY(temporary_name(path, &temporary));
-    job shared = {.options = options,
-                  .input = input,
-                  .teacher = teacher,
+    job shared = {.means = means,
+                  .options = means->options,
+                  .input = means->input,
+                  .teacher = means->teacher,
                   .begin = begin,
                   .count = end - begin,
-                  .layout = mtp__pack_layout(options, input, begin, end),
+                  .layout = mtp__pack_layout(means->options, means->input, begin, end),
                   .path = temporary,
                   .progress = progress};
     mtp_status status = write_shard(&shared);

@@ -20,10 +20,20 @@ const char *mtp__store_field_name(mtp__store_field field)
     return names[field];
 }
 
+int64_t mtp__store_parts(const mtp__store_layout *layout, int type)
+{
+    return type == MTP_LAYER_FULL && layout->global_v_only ? 1 : 2;
+}
+
+int mtp__store_version(const mtp__store_layout *layout)
+{
+    return layout->global_v_only ? 2 : 1;
+}
+
 size_t mtp__store_row_bytes(const mtp__store_layout *layout, mtp__store_field field)
 {
     const int type = field == MTP__STORE_KV_GLOBAL || field == MTP__STORE_SCALES_GLOBAL;
-    const size_t heads = 2 * (size_t)layout->num_kv_heads[type];
+    const size_t heads = (size_t)(mtp__store_parts(layout, type) * layout->num_kv_heads[type]);
     switch (field) {
     case MTP__STORE_IDS:
         return sizeof(int32_t);

@@ -12,7 +12,8 @@
 #include "mtp/drafter.h"
 #include "mtp/verifier.h"
 
-enum { MTP__SHARD_VERSION = 1, MTP__TEACHER_TOP = 64 };
+/* The newest version that is read; what is written has the oldest that says all: 2 with global V only, else 1. */
+enum { MTP__SHARD_VERSION = 2, MTP__TEACHER_TOP = 64 };
 
 /* Fields in the order of the columns of `checksums`. Local and global K/V stand in the order of mtp_layer_type. */
 typedef enum mtp__store_field {
@@ -20,7 +21,7 @@ typedef enum mtp__store_field {
     MTP__STORE_MASK,      /* U8 [T] */
     MTP__STORE_HIDDEN,    /* bf16 [T, Hb], after the final norm */
     MTP__STORE_KV,        /* local: bf16 or fp8 [T, 2, NKV, D]; K, then V */
-    MTP__STORE_KV_GLOBAL, /* global */
+    MTP__STORE_KV_GLOBAL, /* global; with global_v_only [T, 1, NKV, D]: V */
     MTP__STORE_SCALES,    /* local: F32 [T, 2, NKV], with fp8 only */
     MTP__STORE_SCALES_GLOBAL /* global */,
     MTP__STORE_TEACHER_LSE,    /* F32 [U]: log-sum-exp of the verifier's logits, for each supervised token */
@@ -37,6 +38,7 @@ typedef struct mtp__store_layout {
     int64_t num_kv_heads[MTP_LAYER_TYPES], head_dim[MTP_LAYER_TYPES]; /* 0: the verifier has no such K/V */
     int64_t teacher_top;                                              /* 0: no teacher */
     bool fp8;
+    bool global_v_only; /* of global K/V only V is stored; K is made of it */
 } mtp__store_layout;
 
 /* A row of the index; the compound type of the file. Numbers of tokens are relative to the sample. */
@@ -56,6 +58,10 @@ typedef struct mtp__store_row {
 const char *mtp__store_field_name(mtp__store_field field);
 /* Bytes of a row of a field; 0 when a shard of this layout has no such field. */
 size_t mtp__store_row_bytes(const mtp__store_layout *layout, mtp__store_field field);
+/* What is stored of K/V of a type: 2, or 1 where it is V alone. */
+int64_t mtp__store_parts(const mtp__store_layout *layout, int type);
+/* Version of a shard of this layout. */
+int mtp__store_version(const mtp__store_layout *layout);
 /* Rows of a field. */
 int64_t mtp__store_num_rows(const mtp__store_layout *layout, mtp__store_field field);
 /* Geometry of a verifier's shards; T, U, top and fp8 are the caller's. */

@@ -81,7 +81,7 @@ int mtp__hdf5_field_shape(const mtp__store_layout *layout, mtp__store_field fiel
     case MTP__STORE_KV_GLOBAL:
     case MTP__STORE_SCALES:
     case MTP__STORE_SCALES_GLOBAL:
-        shape[1] = 2;
+        shape[1] = (hsize_t)mtp__store_parts(layout, type);
         shape[2] = (hsize_t)layout->num_kv_heads[type];
         shape[3] = (hsize_t)layout->head_dim[type];
         return field == MTP__STORE_KV || field == MTP__STORE_KV_GLOBAL ? 4 : 3;

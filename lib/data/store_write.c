@@ -85,6 +85,10 @@ static explanation explain(const mtp__store_layout *layout, mtp__store_field fie
                              "layer that owns K/V, [token, K or V, head, dimension]",
                              "dimensionless activation", kv};
     case MTP__STORE_KV_GLOBAL:
+        if (layout->global_v_only)
+            return (explanation){"V of the verifier's last full layer that owns K/V, [token, V, head, dimension]; K is "
+                                 "V with k_norm's weight and rotary embedding (attention_k_eq_v)",
+                                 "dimensionless activation", kv};
         return (explanation){"K (index 0, with norm and rotary embedding) and V (1) of the verifier's last full layer "
                              "that owns K/V, [token, K or V, head, dimension]",
                              "dimensionless activation", kv};
@@ -128,7 +132,7 @@ static void create_field(writer *w, const mtp__store_layout *layout, mtp__store_
 static void describe_file(writer *w, const mtp__store_layout *layout, const char *verifier_name)
 {
     put_text(w, w->file, "format", "mtp-shard");
-    put_int(w, w->file, "version", MTP__SHARD_VERSION);
+    put_int(w, w->file, "version", mtp__store_version(layout));
     put_int(w, w->file, "complete", 0);
     put_text(w, w->file, "description",
              "Samples of a verifier for training a multi-token-prediction drafter. Every field is token-major; `index` "
@@ -136,6 +140,7 @@ static void describe_file(writer *w, const mtp__store_layout *layout, const char
     put_text(w, w->file, "verifier", verifier_name);
     put_text(w, w->file, "hidden_norm", "post");
     put_text(w, w->file, "kv_encoding", layout->fp8 ? "fp8" : "bf16");
+    if (layout->global_v_only) put_int(w, w->file, "global_v_only", 1);
     put_int(w, w->file, "num_tokens", layout->num_tokens);
     put_int(w, w->file, "num_teacher", layout->num_teacher);
     put_int(w, w->file, "teacher_top", layout->teacher_top);

@@ -43,9 +43,10 @@ static void add_geometry(mtp__inspector *inspector, const mtp__store_layout *lay
     mtp__fact(inspector, "sliding_window", json_integer(layout->sliding_window));
     for (int type = 0; type < MTP_LAYER_TYPES; type++)
         if (layout->num_kv_heads[type])
-            mtp__fact_text(inspector, names[type], "%s, %lld heads of %lld",
+            mtp__fact_text(inspector, names[type], "%s, %lld heads of %lld%s",
                            type_name(layout, (mtp__store_field)(MTP__STORE_KV + type)),
-                           (long long)layout->num_kv_heads[type], (long long)layout->head_dim[type]);
+                           (long long)layout->num_kv_heads[type], (long long)layout->head_dim[type],
+                           mtp__store_parts(layout, type) == 1 ? ", V alone: K is made of it" : "");
         else
             mtp__fact_text(inspector, names[type], "none");
     if (layout->teacher_top)

@@ -221,7 +221,7 @@ mtp_status mtp_scale_predict(int64_t index, const mtp_scale_options *options, mt
     MTP_TRY(step_bytes(&config, own.num_speculative_steps, &step));
     const work each = work_of(&sizes[index], verifier->hidden_size, &own);
     predict_times(&own, &each, scale);
-    const double token = (double)mtp_pack_official_bytes(index, false, false, 1000000) / 1e6;
+    const double token = (double)mtp_pack_official_bytes(index, false, false, false, 1000000) / 1e6;
     scale->data_bytes_per_second = token * (double)own.positions / scale->step_seconds;
     const uint64_t values = (uint64_t)scale->num_parameters;
     const uint64_t sharers = own.zero_stage == 1 ? (uint64_t)own.world_size : 1;

@@ -98,10 +98,7 @@ mtp_status mtp_check_create(mtp_context *context, const mtp_dataset *dataset, co
 void mtp_check_free(mtp_check *check)
 {
     if (!check) return;
-    for (int type = 0; type < MTP_LAYER_TYPES; type++) {
-        free(check->keys[type].norm);
-        free(check->keys[type].frequency);
-    }
+    for (int type = 0; type < MTP_LAYER_TYPES; type++) mtp__verifier_key_free(&check->keys[type]);
     for (int field = 0; field < MTP__CHECK_FIELDS; field++) {
         free(check->relations[field].weight);
         free(check->relations[field].mean);

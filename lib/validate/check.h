@@ -7,6 +7,7 @@
 #include "base/context.h"
 #include "base/error.h"
 #include "data/dataset.h"
+#include "data/verifier_key.h"
 #include "mtp/check.h"
 
 enum {
@@ -21,13 +22,6 @@ enum {
     MTP__CHECK_HIDDEN = MTP__CHECK_FIELDS, /* hidden_states, where rows of any field are asked for */
     MTP__CHECK_MAX_EVIDENCE = 12
 };
-
-/* How K of one type is made: k_norm, then rotary embedding. */
-typedef struct mtp__check_key {
-    int64_t heads, width; /* NKV, D; heads 0: the verifier has no such layer */
-    float *norm;          /* k_norm weight [D], NULL when unknown */
-    double *frequency;    /* radians a position, [D / 2], NULL when unknown */
-} mtp__check_key;
 
 /* A linear map from features of a token to one field, learnt from the data set. */
 typedef struct mtp__check_relation {
@@ -48,8 +42,7 @@ struct mtp_check {
     const mtp_dataset *dataset;
     const mtp_verifier *verifier;
     mtp_check_options options;
-    mtp__check_key keys[MTP_LAYER_TYPES];
-    bool k_is_v;      /* attention_k_eq_v: V of full layers is K before its weight and rotation */
+    mtp__verifier_key keys[MTP_LAYER_TYPES];
     int64_t features; /* of each kind; 0: nothing was learnt */
     mtp__check_relation relations[MTP__CHECK_FIELDS];
     struct mtp__check_origin *origin; /* what most samples say about where they come from */
@@ -68,7 +61,8 @@ typedef struct mtp__check_data {
     mtp__dataset_entry entry;
     mtp_safetensors *file; /* of a sample that is not packed, when it was opened here */
     mtp__sample sample;
-    int fd; /* of the shard of a packed one */
+    int fd;                       /* of the shard of a packed one */
+    const mtp__verifier_key *key; /* that K is made with where a shard holds V alone */
     int64_t num_tokens;
     int32_t *ids;                 /* [S] */
     uint8_t *mask;                /* [S] */
@@ -91,7 +85,7 @@ static inline int mtp__check_field(int type, int part)
 /* One more line of what can be tested. */
 void mtp__check_note(mtp_check *check, const char *test, bool possible, const char *format, ...) MTP__PRINTF(4, 5);
 
-/* weights.c: k_norm, rotary frequencies, attention_k_eq_v from the verifier's directory. */
+/* weights.c: the keys, from the verifier's directory. */
 mtp_status mtp__check_read_weights(mtp_check *check);
 /* origin.c: metadata of all samples. */
 mtp_status mtp__check_read_origin(mtp_check *check);
@@ -118,7 +112,7 @@ void mtp__check_settle(const mtp__check_data *data, mtp_check_finding *finding);
 /* keys.c: K against its norm and its position, global V against K. */
 mtp_status mtp__check_test_keys(const mtp_check *check, const mtp__check_data *data, mtp_check_finding *finding);
 /* Turn a row [heads, D] of K back by `position`. */
-void mtp__check_unrotate(const mtp__check_key *key, double position, const float *row, float *out);
+void mtp__check_unrotate(const mtp__verifier_key *key, double position, const float *row, float *out);
 /* head.c: the verifier's head on supervised positions. */
 mtp_status mtp__check_head_prepare(mtp_check *check);
 mtp_status mtp__check_test_head(mtp_check *check, const mtp__check_data *data, mtp_check_finding *finding);

@@ -14,7 +14,7 @@ static const double NOISE = 0.002, WINS = 0.5, LOW_SHARE = 0.1;
 /* V against K, relative: 0.0037 at most when right, 0.18 or more when shifted by one. */
 static const double SAME_V = 0.05;
 
-void mtp__check_unrotate(const mtp__check_key *key, double position, const float *row, float *out)
+void mtp__check_unrotate(const mtp__verifier_key *key, double position, const float *row, float *out)
 {
     const int64_t pairs = key->width / 2;
     for (int64_t i = 0; i < pairs; i++) {
@@ -30,7 +30,7 @@ void mtp__check_unrotate(const mtp__check_key *key, double position, const float
     }
 }
 
-static bool usable(const mtp__check_key *key)
+static bool usable(const mtp__verifier_key *key)
 {
     return key->heads && key->norm && key->frequency;
 }
@@ -50,7 +50,7 @@ static int by_value(const void *a, const void *b)
 
 /* Rows turned back by factor * (t + offset). A median, because one row in an odd place must not hide where the others
  * belong. */
-static deviations deviate(const mtp__check_key *key, const mtp__check_data *data, const float *rows, double factor,
+static deviations deviate(const mtp__verifier_key *key, const mtp__check_data *data, const float *rows, double factor,
                           double offset, double tolerance, float *turned, double *off)
 {
     const int64_t n = key->heads * key->width;
@@ -117,7 +117,7 @@ static void judge_scale(int type, const mtp__check_data *data, const deviations 
 }
 
 /* V of a full layer against K before its weight and rotation: mean relative distance, V of row t + lag. */
-static double distance(const mtp__check_key *key, const mtp__check_data *data, int type, int64_t lag, float *turned)
+static double distance(const mtp__verifier_key *key, const mtp__check_data *data, int type, int64_t lag, float *turned)
 {
     const int64_t n = key->heads * key->width;
     const float *k = data->kv[mtp__check_field(type, MTP__K)], *v = data->kv[mtp__check_field(type, MTP__V)];
@@ -137,7 +137,7 @@ static double distance(const mtp__check_key *key, const mtp__check_data *data, i
     return rows ? sum / (double)rows : INFINITY;
 }
 
-static void judge_pair(const mtp__check_key *key, const mtp__check_data *data, int type, double tolerance,
+static void judge_pair(const mtp__verifier_key *key, const mtp__check_data *data, int type, double tolerance,
                        float *turned, mtp_check_finding *finding)
 {
     const char *name = mtp__check_field_name(mtp__check_field(type, MTP__V));
@@ -159,7 +159,7 @@ static void judge_pair(const mtp__check_key *key, const mtp__check_data *data, i
 static void test_type(const mtp_check *check, const mtp__check_data *data, int type, float *turned, double *off,
                       mtp_check_finding *finding)
 {
-    const mtp__check_key *key = &check->keys[type], *twin = &check->keys[1 - type];
+    const mtp__verifier_key *key = &check->keys[type], *twin = &check->keys[1 - type];
     const float *rows = data->kv[mtp__check_field(type, MTP__K)];
     const double tolerance = mtp__check_tolerance(data, mtp__check_field(type, MTP__K));
     const deviations own = deviate(key, data, rows, 1, 0, tolerance, turned, off);
@@ -170,15 +170,14 @@ static void test_type(const mtp_check *check, const mtp__check_data *data, int t
     const double other = comparable ? deviate(twin, data, rows, 1, 0, tolerance, turned, off).median : INFINITY;
     judge_position(type, data, dev, other, tolerance, finding);
     if (!finding->reason) judge_scale(type, data, &own, finding);
-    if (!finding->reason && check->k_is_v && type == MTP_LAYER_FULL)
-        judge_pair(key, data, type, tolerance, turned, finding);
+    if (!finding->reason && key->is_value) judge_pair(key, data, type, tolerance, turned, finding);
 }
 
 mtp_status mtp__check_test_keys(const mtp_check *check, const mtp__check_data *data, mtp_check_finding *finding)
 {
     if (data->count < MTP__CHECK_MIN_TOKENS) return MTP_OK;
     for (int type = 0; type < MTP_LAYER_TYPES && !finding->reason; type++) {
-        const mtp__check_key *key = &check->keys[type], *twin = &check->keys[1 - type];
+        const mtp__verifier_key *key = &check->keys[type], *twin = &check->keys[1 - type];
         const int64_t heads = key->heads > twin->heads ? key->heads : twin->heads;
         if (!usable(key)) continue;
         float *turned = malloc((size_t)(key->heads * key->width) * sizeof *turned);

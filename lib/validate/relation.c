@@ -67,7 +67,7 @@ static mtp_status make_inputs(const mtp_check *check, const mtp__check_data *dat
     return MTP_OK;
 }
 
-static int64_t num_targets(const mtp__check_key *key)
+static int64_t num_targets(const mtp__verifier_key *key)
 {
     const int64_t width = key->heads * key->width;
     return width < MTP__CHECK_TARGETS ? width : MTP__CHECK_TARGETS;
@@ -77,7 +77,7 @@ static int64_t num_targets(const mtp__check_key *key)
 static void make_targets(const mtp_check *check, const mtp__check_data *data, int field, int64_t t, int lag,
                          float *scratch, double *out)
 {
-    const mtp__check_key *key = &check->keys[field / MTP__KV];
+    const mtp__verifier_key *key = &check->keys[field / MTP__KV];
     const int64_t width = key->heads * key->width, targets = num_targets(key);
     const float *row = data->kv[field] + t * width;
     if (field % MTP__KV == MTP__K) {
@@ -109,7 +109,7 @@ static void free_sums(moments *sums)
 
 static bool has_field(const mtp_check *check, int field)
 {
-    const mtp__check_key *key = &check->keys[field / MTP__KV];
+    const mtp__verifier_key *key = &check->keys[field / MTP__KV];
     return key->heads && (field % MTP__KV == MTP__V || key->frequency);
 }
 
@@ -178,7 +178,7 @@ static mtp_status add_sample(const mtp_check *check, const mtp__check_data *data
     mtp_status status = MTP_OK;
     for (int field = 0; field < MTP__CHECK_FIELDS && status == MTP_OK; field++) {
         if (!has_field(check, field)) continue;
-        const mtp__check_key *key = &check->keys[field / MTP__KV];
+        const mtp__verifier_key *key = &check->keys[field / MTP__KV];
         float *scratch = malloc((size_t)(key->heads * key->width) * sizeof *scratch);
         if (scratch)
             add_field(check, data, inputs, field, scratch, sums);
@@ -297,7 +297,7 @@ static mtp_status compare_all(const mtp_check *check, const mtp__check_data *dat
     mtp_status status = MTP_OK;
     for (int field = 0; field < MTP__CHECK_FIELDS && status == MTP_OK; field++) {
         if (!check->relations[field].possible) continue;
-        const mtp__check_key *key = &check->keys[field / MTP__KV];
+        const mtp__verifier_key *key = &check->keys[field / MTP__KV];
         float *scratch = malloc((size_t)(key->heads * key->width) * sizeof *scratch);
         if (scratch)
             compare(check, data, inputs, field, scratch, share[field]);

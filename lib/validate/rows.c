@@ -186,7 +186,7 @@ static mtp_status read_kv(const mtp_check *check, mtp__check_data *data, mtp_che
 {
     for (int field = 0; field < MTP__CHECK_FIELDS && !finding->reason; field++) {
         const int type = field / MTP__KV, part = field % MTP__KV;
-        const mtp__check_key *key = &check->keys[type];
+        const mtp__verifier_key *key = &check->keys[type];
         if (!data->kv[field]) continue;
         row_stream stream = {.name = mtp__check_field_name(field),
                              .field = field,
@@ -212,7 +212,7 @@ static mtp_status make_room(const mtp_check *check, mtp__check_data *data)
     data->hidden = malloc((size_t)(data->count * Hb) * sizeof *data->hidden);
     bool complete = data->ids && data->mask && data->hidden;
     for (int field = 0; field < MTP__CHECK_FIELDS; field++) {
-        const mtp__check_key *key = &check->keys[field / MTP__KV];
+        const mtp__verifier_key *key = &check->keys[field / MTP__KV];
         if (key->heads == 0) continue;
         data->kv[field] = malloc((size_t)(data->count * key->heads * key->width) * sizeof(float));
         complete = complete && data->kv[field];

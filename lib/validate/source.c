@@ -39,7 +39,8 @@ static mtp_status find_fault(const mtp__check_data *data, mtp_status status, mtp
 mtp_status mtp__check_open(const mtp_check *check, int64_t index, const mtp_safetensors *file, mtp__check_data *data,
                            mtp_check_finding *finding)
 {
-    *data = (mtp__check_data){.index = index, .entry = mtp__dataset_at(check->dataset, index), .fd = -1};
+    *data = (mtp__check_data){
+        .index = index, .entry = mtp__dataset_at(check->dataset, index), .fd = -1, .key = check->dataset->key};
     data->num_tokens = data->entry.num_tokens;
     if (data->entry.shard) return find_fault(data, mtp__shard_file(data->entry.shard, &data->fd), finding);
     return find_fault(data,
@@ -111,18 +112,33 @@ static void report_nonfinite(int field, int64_t first, int64_t count, int64_t n,
                           (long long)(bad % n));
 }
 
-/* Packed: bf16, or for K/V fp8 with a scale for each head. A row of K/V is K and then V. */
+/* Values of one packed row, with fp8 the scales of its heads, as fp32. */
+static void unpack(const char *from, const float *scales, int64_t heads, int64_t n, float *row)
+{
+    if (!scales) {
+        mtp__real_to_f32(row, from, MTP_BF16, n);
+        return;
+    }
+    mtp__real_from_f8_e4m3(row, from, n);
+    for (int64_t i = 0; i < n; i++) row[i] *= scales[i / (n / heads)];
+}
+
+/* Packed: bf16, or for K/V fp8 with a scale for each head. A row of K/V is K and then V, or V alone, of which K is
+ * made.
+ */
 static mtp_status read_packed(const mtp__check_data *data, int field, int64_t first, int64_t count, int64_t n,
-                              float *rows)
+                              float *rows, float *scratch)
 {
     const mtp__dataset_entry *entry = &data->entry;
     const mtp__store_layout *layout = &entry->shard->layout;
     const bool hidden = field == MTP__CHECK_HIDDEN, fp8 = layout->fp8 && !hidden;
-    const int type = hidden ? 0 : field / MTP__KV, part = hidden ? 0 : field % MTP__KV, parts = hidden ? 1 : MTP__KV;
+    const int type = hidden ? 0 : field / MTP__KV;
+    const int64_t parts = hidden ? 1 : mtp__store_parts(layout, type);
+    const bool alone = !hidden && parts == 1;
+    const int64_t part = hidden || alone ? 0 : field % MTP__KV, heads = layout->num_kv_heads[type], size = fp8 ? 1 : 2;
     const mtp__store_field stored = hidden ? MTP__STORE_HIDDEN : (mtp__store_field)(MTP__STORE_KV + type);
-    const int64_t heads = layout->num_kv_heads[type], size = fp8 ? 1 : 2;
     char *raw = malloc((size_t)(count * parts * n * size));
-    float *scales = malloc((size_t)(count * MTP__KV * heads + 1) * sizeof *scales);
+    float *scales = malloc((size_t)(count * parts * heads + 1) * sizeof *scales);
     mtp_status status = raw && scales ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "no memory for rows of a shard");
     if (status == MTP_OK)
         status = mtp__shard_read(entry->shard, data->fd, entry->row, stored, first, first + count, raw);
@@ -131,13 +147,10 @@ static mtp_status read_packed(const mtp__check_data *data, int field, int64_t fi
                                  first, first + count, scales);
     for (int64_t t = 0; t < count && status == MTP_OK; t++) {
         float *row = rows + t * n;
-        const char *from = raw + (t * parts + part) * n * size;
-        if (!fp8) {
-            mtp__real_to_f32(row, from, MTP_BF16, n);
-            continue;
-        }
-        mtp__real_from_f8_e4m3(row, from, n);
-        for (int64_t i = 0; i < n; i++) row[i] *= scales[(t * MTP__KV + part) * heads + i / (n / heads)];
+        unpack(raw + (t * parts + part) * n * size, fp8 ? scales + (t * parts + part) * heads : NULL, heads, n, row);
+        if (!alone || field % MTP__KV != MTP__K) continue;
+        memcpy(scratch, row, (size_t)n * sizeof *row);
+        mtp__verifier_key_of_value(data->key, first + t, scratch, row);
     }
     free(raw);
     free(scales);
@@ -148,7 +161,7 @@ mtp_status mtp__check_read_rows(const mtp__check_data *data, int field, int64_t 
                                 float *rows, float *scratch, mtp_check_finding *finding)
 {
     if (data->entry.shard) {
-        const mtp_status status = read_packed(data, field, first, count, n, rows);
+        const mtp_status status = read_packed(data, field, first, count, n, rows, scratch);
         if (status == MTP_OK) report_nonfinite(field, first, count, n, rows, finding);
         return find_fault(data, status, finding);
     }

@@ -86,21 +86,29 @@ static void accepted_on(const char *data, double *round, double *position)
     test_run_free(&run);
 }
 
-static void eight_bits_accept_the_same(void **state)
+/* Forms of K/V that are not the samples' bits. */
+static void smaller_forms_accept_the_same(void **state)
 {
     (void)state;
-    const char *out = test_path("%s/store", test_dir());
-    double bf16[2], fp8[2];
-    test_run run = test_mtp("pack", out, SAMPLE "/eval", "--verifier", SAMPLE "/verifier", "--kv", "fp8");
-    assert_int_equal(run.exit_code, 0);
-    test_run_free(&run);
+    static const char *const forms[][3] = {
+        {"--kv", "fp8", NULL}, {"--global-v-only", NULL, NULL}, {"--kv", "fp8", "--global-v-only"}};
+    double bf16[2], form[2];
     accepted_on(SAMPLE "/eval", &bf16[0], &bf16[1]);
-    accepted_on(out, &fp8[0], &fp8[1]);
-    for (int i = 0; i < 2; i++) {
-        printf("drafts accepted a %s: bf16 %.4f, fp8 %.4f (%+.2f %%)\n", i ? "position" : "round", bf16[i], fp8[i],
-               100 * (fp8[i] / bf16[i] - 1));
-        assert_true(bf16[i] > 0.3);
-        assert_true(fp8[i] > 0.99 * bf16[i] && fp8[i] < 1.01 * bf16[i]);
+    for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+        const char *out = test_path("%s/store", test_dir());
+        test_expect(test_mtp("pack", out, SAMPLE "/eval", "--verifier", SAMPLE "/verifier", "--structure-only",
+                             forms[f][0], forms[f][1], forms[f][2]),
+                    0, "20 samples, ", "");
+        accepted_on(out, &form[0], &form[1]);
+        for (int i = 0; i < 2; i++) {
+            printf("%s %s: drafts accepted a %s %.4f, with bf16 %.4f (%+.2f %%)\n", forms[f][0],
+                   forms[f][2] ? forms[f][2] : "", i ? "position" : "round", form[i], bf16[i],
+                   100 * (form[i] / bf16[i] - 1));
+            assert_true(bf16[i] > 0.3);
+            assert_true(form[i] > 0.99 * bf16[i] && form[i] < 1.01 * bf16[i]);
+        }
+        test_expect(test_mtp("check", out, "--verifier", SAMPLE "/verifier"), 0, "20 samples, 20 good", "");
+        test_expect(test_mtp("inspect", out), 0, f ? "V alone: K is made of it" : "F8_E4M3, 1 heads of 64\n", "");
     }
 }
 
@@ -259,7 +267,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pack_and_verify),
         cmocka_unit_test(plan_of_disk),
-        cmocka_unit_test(eight_bits_accept_the_same),
+        cmocka_unit_test(smaller_forms_accept_the_same),
         cmocka_unit_test(wrong_use),
         cmocka_unit_test(kill_and_go_on),
         cmocka_unit_test(full_disk),

@@ -65,7 +65,8 @@ static void attributes_are_believed_only_when_they_fit(void **state)
         mtp_status status;
         const char *says;
     } cases[] = {
-        {"version", 2, MTP_E_VERSION, "a shard of version 2; this program reads version 1 and older: update it"},
+        {"version", 3, MTP_E_VERSION, "a shard of version 3; this program reads version 2 and older: update it"},
+        {"version", 2, MTP_E_FORMAT, "there is no attribute global_v_only"},
         {"complete", 0, MTP_E_FORMAT, "not finished"},
         {"num_tokens", 1 << 20, MTP_E_FORMAT, "token_ids"},
         {"num_tokens", -1, MTP_E_FORMAT, "num_tokens is -1"},

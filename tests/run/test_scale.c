@@ -46,7 +46,7 @@ static void known_sizes(void **state)
         const mtp_scale sharded = predict(i, (mtp_scale_options){.world_size = 4, .bandwidth = 1e11, .zero_stage = 1});
         const double saved = (double)(three.memory_bytes - sharded.memory_bytes);
         assert_near(saved, 0.75 * 8 * (double)three.num_parameters, 1e-3, "moments of three other ranks");
-        const double token = (double)mtp_pack_official_bytes(i, false, false, 1000000) / 1e6;
+        const double token = (double)mtp_pack_official_bytes(i, false, false, false, 1000000) / 1e6;
         assert_near(three.data_bytes_per_second, token * three.positions_per_second, 1e-9, "data rate");
     }
 }

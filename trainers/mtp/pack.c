@@ -16,7 +16,7 @@ typedef struct pack_options {
     const char *verifier, *embedding_from, *hidden_norm, *kv, *drafter;
     double shard_size, max_bad;
     int64_t workers, threads;
-    bool teacher, verify, structure_only;
+    bool teacher, verify, structure_only, global_v_only;
 } pack_options;
 
 static bool parse(int argc, char **argv, pack_options *options, int *exit_code)
@@ -39,6 +39,11 @@ static bool parse(int argc, char **argv, pack_options *options, int *exit_code)
          .value = "TYPE",
          .choices = kv_choices,
          .help = "Type of the stored K/V: bf16, or fp8 with a scale for each token and head. Default bf16."},
+        {.name = "global-v-only",
+         .kind = ARGS_FLAG,
+         .target = &options->global_v_only,
+         .help = "Leave the K of full layers out and make it of V when it is read, for verifiers with attention_k_eq_v "
+                 "(12B, 26B-A4B, 31B). K then has other last bits than the samples'."},
         {.name = "teacher",
          .kind = ARGS_FLAG,
          .target = &options->teacher,
@@ -170,6 +175,7 @@ static mtp_status pack_inputs(const pack_options *options, const mtp_verifier *v
                              .workers = options->workers ? options->workers : (cores > 0 ? cores : 1),
                              .max_bad = options->max_bad,
                              .fp8 = strcmp(options->kv, "fp8") == 0,
+                             .global_v_only = options->global_v_only,
                              .check = &check,
                              .logger = program_logger(),
                              .progress = inputs_progress};

@@ -70,14 +70,22 @@ static mtp_status plan(const char *path, const args_list *overrides, int64_t wor
 static void print_disk(int64_t tokens)
 {
     const double gib = 1024.0 * 1024 * 1024;
-    printf(
-        "packed store of %lld tokens, GiB (teacher: for each token, when all are supervised)\n%-10s %12s %12s %12s\n",
-        (long long)tokens, "verifier", "bf16", "fp8", "teacher");
+    printf("packed store of %lld tokens, GiB (V only: with --global-v-only; teacher: more, when all tokens are "
+           "supervised)\n%-10s %12s %12s %12s %12s %12s\n",
+           (long long)tokens, "verifier", "bf16", "fp8", "bf16, V only", "fp8, V only", "teacher");
     for (int64_t i = 0; mtp_pack_official(i); i++) {
-        const double bf16 = (double)mtp_pack_official_bytes(i, false, false, tokens);
-        const double fp8 = (double)mtp_pack_official_bytes(i, true, false, tokens);
-        const double teacher = (double)mtp_pack_official_bytes(i, false, true, tokens) - bf16;
-        printf("%-10s %12.1f %12.1f %12.1f\n", mtp_pack_official(i), bf16 / gib, fp8 / gib, teacher / gib);
+        const uint64_t bf16 = mtp_pack_official_bytes(i, false, false, false, tokens);
+        const uint64_t columns[] = {bf16, mtp_pack_official_bytes(i, true, false, false, tokens),
+                                    mtp_pack_official_bytes(i, false, true, false, tokens),
+                                    mtp_pack_official_bytes(i, true, true, false, tokens),
+                                    mtp_pack_official_bytes(i, false, false, true, tokens) - bf16};
+        printf("%-10s", mtp_pack_official(i));
+        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
+            if (columns[j])
+                printf(" %12.1f", (double)columns[j] / gib);
+            else
+                printf(" %12s", "-");
+        putchar('\n');
     }
 }
 

@@ -42,6 +42,8 @@ typedef struct mtp_pack_options {
     int64_t workers;             /* threads that read, check and write samples, >= 1 */
     double max_bad;              /* share of refused samples, in [0, 1], beyond which packing fails */
     bool fp8;                    /* K/V as float8_e4m3fn with a scale for each token, K or V, and head; else bf16 */
+    bool global_v_only;          /* leave global K out and make it of V when it is read, for verifiers with
+                                    attention_k_eq_v: MTP_E_CONFIG for others. K then has other last bits (bf16) */
     const mtp_context *teacher;  /* computes the teacher: log-sum-exp and the top 64 logits of the verifier's head (its
                                     embedding table) after the softcap, for each supervised token; NULL: no teacher */
     const mtp_pack_check *check; /* NULL: none; mtp/check.h has one, which trainers/mtp/pack.c connects */
@@ -78,8 +80,8 @@ MTP_API mtp_status mtp_pack_verify(const char *path, bool (*progress)(void *user
 /* The official verifiers by index from 0: "E2B", "E4B", ...; NULL behind the last. */
 MTP_API const char *mtp_pack_official(int64_t index);
 /* Bytes of the fields of `num_tokens` tokens of one, all of them supervised where a teacher is stored. Index and names
- * come to less than 0.1 % of it. */
-MTP_API uint64_t mtp_pack_official_bytes(int64_t index, bool fp8, bool teacher, int64_t num_tokens);
+ * come to less than 0.1 % of it. 0 with global_v_only for one that is not attention_k_eq_v. */
+MTP_API uint64_t mtp_pack_official_bytes(int64_t index, bool fp8, bool global_v_only, bool teacher, int64_t num_tokens);
 
 #ifdef __cplusplus
 }
