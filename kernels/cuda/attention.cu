@@ -259,15 +259,13 @@ template <typename T, int SPAN, bool BACKWARD>
 __global__ void __launch_bounds__(GENERAL_THREADS, 2) attention_general(attention_problem p, attention_list list)
 {
     MTP_DYNAMIC_SHARED(float, shared);
-    MTP_SHARED(int, pulled, [1]);
+    MTP_SHARED(attention_work, work, [1]);
     const general_shared s = general_carve(shared, p.D, BACKWARD);
-    for (int item = attention_pull(list, pulled); item < *list.count * p.head_tiles;
-         item = attention_pull(list, pulled)) {
-        const attention_tile tile = list.tiles[item / p.head_tiles];
+    while (attention_pull(p, list, work)) {
         if (BACKWARD)
-            backward_tile<T, SPAN>(p, tile, item % p.head_tiles, s);
+            backward_tile<T, SPAN>(p, work->tile, work->head_tile, s);
         else
-            forward_tile<T, SPAN>(p, tile, item % p.head_tiles, s);
+            forward_tile<T, SPAN>(p, work->tile, work->head_tile, s);
     }
 }
 

@@ -95,13 +95,24 @@ __device__ inline attention_row attention_row_of(const attention_problem &p, con
     return {tile.row + position, g * p.group + within, position < tile.num_rows && within < p.group};
 }
 
-/* The next item of the list, the same in all threads of the block; `shared` is one int of shared memory. */
-__device__ inline int attention_pull(const attention_list &list, int *shared)
+/* What a block of threads works at, in shared memory. */
+struct attention_work {
+    attention_tile tile;
+    int head_tile;
+};
+
+/* The next tile and heads of the list; false at its end. All threads of the block call. */
+__device__ inline bool attention_pull(const attention_problem &p, const attention_list &list, attention_work *work)
 {
     __syncthreads();
-    if (threadIdx.x == 0) *shared = atomicAdd(list.next, 1);
+    if (threadIdx.x == 0) {
+        const int item = atomicAdd(list.next, 1), tile = item / p.head_tiles;
+        const bool some = tile < *list.count;
+        work->head_tile = some ? item % p.head_tiles : -1;
+        if (some) work->tile = list.tiles[tile];
+    }
     __syncthreads();
-    return *shared;
+    return work->head_tile >= 0;
 }
 
 } // namespace mtp

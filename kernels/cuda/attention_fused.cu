@@ -43,14 +43,13 @@ struct place {
 };
 
 template <typename F>
-__device__ attention_row own_row(const place<F> &w, const attention_problem &p, const attention_tile &tile,
-                                 int head_tile, int i)
+__device__ attention_row own_row(const place<F> &w, const attention_problem &p, const attention_work &work, int i)
 {
-    return attention_row_of(p, tile, head_tile, w.row + w.lane / 4 + 8 * i);
+    return attention_row_of(p, work.tile, work.head_tile, w.row + w.lane / 4 + 8 * i);
 }
 
 template <typename F>
-__device__ place<F> place_of(const attention_problem &p, const attention_tile &tile, int head_tile)
+__device__ place<F> place_of(const attention_problem &p, const attention_work &work)
 {
     place<F> w;
     const int warp = (int)threadIdx.x / WARP;
@@ -59,7 +58,7 @@ __device__ place<F> place_of(const attention_problem &p, const attention_tile &t
     w.row = warp / F::SPLIT * 16;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const attention_row r = own_row(w, p, tile, head_tile, i);
+        const attention_row r = own_row(w, p, work, i);
         w.begin[i] = r.valid ? p.key_begin[r.row] : 0;
         w.end[i] = r.valid ? p.key_end[r.row] : 0;
     }
@@ -88,12 +87,12 @@ __device__ __forceinline__ uint32_t pack(float low, float high)
 
 /* The rows of a tile, rounded to bf16; zeros where there is none. */
 template <typename F>
-__device__ void stage_rows(const attention_problem &p, const attention_tile &tile, int head_tile, const float *src,
-                           int64_t row_stride, int64_t head_stride, char *dst)
+__device__ void stage_rows(const attention_problem &p, const attention_work &work, const float *src, int64_t row_stride,
+                           int64_t head_stride, char *dst)
 {
     for (int i = (int)threadIdx.x; i < F::ROWS * F::D / 2; i += F::THREADS) {
         const int row = i / (F::D / 2), column = i % (F::D / 2) * 2;
-        const attention_row r = attention_row_of(p, tile, head_tile, row);
+        const attention_row r = attention_row_of(p, work.tile, work.head_tile, row);
         const float *x = src + r.row * row_stride + r.head * head_stride + column;
         const uint32_t pair = r.valid ? pack(x[0], x[1]) : 0;
         memcpy(swizzled<F::D / 8>(dst, row, column / 8) + column % 8 * 2, &pair, sizeof pair);
@@ -103,17 +102,17 @@ __device__ void stage_rows(const attention_problem &p, const attention_tile &til
 /* Starts to copy K (which 0) or V (which 1) of a block of keys; zeros for keys that no row of the tile sees. Behind the
  * tile's last key there is nothing to copy, but the group is closed all the same: waits count groups. */
 template <typename F>
-__device__ void start_keys(const attention_problem &p, const attention_tile &tile, int head_tile, int which, int first,
-                           char *dst)
+__device__ void start_keys(const attention_problem &p, const attention_work &work, int which, int first, char *dst)
 {
     const bf16 *src =
-        static_cast<const bf16 *>(p.kv) + which * p.kv_which + head_tile / (p.head_tiles / p.NKV) * p.kv_head;
-    if (first < tile.end) {
+        static_cast<const bf16 *>(p.kv) + which * p.kv_which + work.head_tile / (p.head_tiles / p.NKV) * p.kv_head;
+    if (first < work.tile.end) {
+#pragma unroll 2
         for (int i = (int)threadIdx.x; i < F::KEYS * F::D / 8; i += F::THREADS) {
             const int row = i / (F::D / 8), chunk = i % (F::D / 8), key = first + row;
-            const bool valid = key >= tile.begin && key < tile.end;
-            copy_async(swizzled<F::D / 8>(dst, row, chunk), src + (valid ? key : tile.begin) * p.kv_token + chunk * 8,
-                       valid);
+            const bool valid = key >= work.tile.begin && key < work.tile.end;
+            copy_async(swizzled<F::D / 8>(dst, row, chunk),
+                       src + (valid ? key : work.tile.begin) * p.kv_token + chunk * 8, valid);
         }
     }
     copy_commit();
@@ -179,7 +178,7 @@ __device__ void add_values(const place<F> &w, const float (&weight)[F::SCORES][4
                            float (&out)[F::OUT][4])
 {
     const int matrix = w.lane / 8;
-#pragma unroll
+#pragma unroll(F::SPLIT == 2 ? 1 : F::KEYS / 16) /* SPLIT 1: weight stays in registers */
     for (int k = 0; k < F::KEYS; k += 16) {
         uint32_t a[4];
         if constexpr (F::SPLIT == 2) {
@@ -202,9 +201,9 @@ __device__ void add_values(const place<F> &w, const float (&weight)[F::SCORES][4
 
 /* Is a key of the block at `first` seen by every row of the tile? Then single keys need no test. */
 template <typename F>
-__device__ __forceinline__ bool is_inner(const attention_tile &tile, int first)
+__device__ __forceinline__ bool is_inner(const attention_work &work, int first)
 {
-    return first >= tile.inner_begin && first + F::KEYS <= tile.inner_end;
+    return first >= work.tile.inner_begin && first + F::KEYS <= work.tile.inner_end;
 }
 
 /* Does the thread's element n of score fragment j stand for a key that its row sees? */
@@ -228,13 +227,13 @@ __device__ __forceinline__ float quad_sum(float x)
 }
 
 template <typename F>
-__device__ void store_rows(const place<F> &w, const attention_problem &p, const attention_tile &tile, int head_tile,
+__device__ void store_rows(const place<F> &w, const attention_problem &p, const attention_work &work,
                            const float (&out)[F::OUT][4], const float (&factor)[2], float *dst, int64_t row_stride,
                            int64_t head_stride)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const attention_row r = own_row(w, p, tile, head_tile, i);
+        const attention_row r = own_row(w, p, work, i);
         if (!r.valid) continue;
         float *row = dst + r.row * row_stride + r.head * head_stride + w.part * F::COLS + w.lane % 4 * 2;
 #pragma unroll
@@ -257,10 +256,10 @@ __device__ __forceinline__ float *stat_of(const place<F> &w, float *stats, int i
 
 /* Masks the scores of a block; top[i]: their maximum over the thread's row, in this warp's part of the keys. */
 template <typename F>
-__device__ void mask_scores(const place<F> &w, const attention_tile &tile, int first, float (&score)[F::SCORES][4],
+__device__ void mask_scores(const place<F> &w, const attention_work &work, int first, float (&score)[F::SCORES][4],
                             float (&top)[2])
 {
-    if (!is_inner<F>(tile, first)) {
+    if (!is_inner<F>(work, first)) {
 #pragma unroll
         for (int j = 0; j < F::SCORES; j++)
 #pragma unroll
@@ -304,28 +303,28 @@ __device__ void online_softmax(const float (&block_top)[2], float (&top)[2], flo
 }
 
 template <typename F>
-__device__ void forward_tile(const attention_problem &p, const attention_tile &tile, int head_tile, char *shared)
+__device__ void forward_tile(const attention_problem &p, const attention_work &work, char *shared)
 {
-    const place<F> w = place_of<F>(p, tile, head_tile);
+    const place<F> w = place_of<F>(p, work);
     char *k = shared + F::K, *v = shared + F::V, *weight = shared + F::WEIGHT;
     float *stats = reinterpret_cast<float *>(shared + F::STATS);
     float out[F::OUT][4] = {};
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}; /* sum: over this thread's keys */
-    int first = attention_first_block(p, tile, F::KEYS);
-    start_keys<F>(p, tile, head_tile, 0, first, k);
-    start_keys<F>(p, tile, head_tile, 1, first, v);
-    stage_rows<F>(p, tile, head_tile, p.q, p.q_row, p.q_head, shared);
-    while (first < tile.end) {
-        const int next = attention_next_block(p, tile, first + F::KEYS, F::KEYS);
+    int first = attention_first_block(p, work.tile, F::KEYS);
+    start_keys<F>(p, work, 0, first, k);
+    start_keys<F>(p, work, 1, first, v);
+    stage_rows<F>(p, work, p.q, p.q_row, p.q_head, shared);
+    while (first < work.tile.end) {
+        const int next = attention_next_block(p, work.tile, first + F::KEYS, F::KEYS);
         float score[F::SCORES][4], block_top[2];
         copy_wait<1>();
         __syncthreads(); /* K is there */
         multiply_keys<F>(w, shared, k, score);
-        mask_scores<F>(w, tile, first, score, block_top);
+        mask_scores<F>(w, work, first, score, block_top);
         if (F::SPLIT == 2 && w.lane % 4 == 0)
             for (int i = 0; i < 2; i++) *stat_of(w, stats, i, w.part) = block_top[i];
         __syncthreads(); /* K is free, maxima are there */
-        start_keys<F>(p, tile, head_tile, 0, next, k);
+        start_keys<F>(p, work, 0, next, k);
         if (F::SPLIT == 2)
             for (int i = 0; i < 2; i++) block_top[i] = fmaxf(block_top[i], *stat_of(w, stats, i, 1 - w.part));
         online_softmax<F>(block_top, top, sum, score, out);
@@ -334,7 +333,7 @@ __device__ void forward_tile(const attention_problem &p, const attention_tile &t
         __syncthreads(); /* V and P are there */
         add_values<F>(w, score, weight, v, out);
         __syncthreads(); /* V and P are free */
-        start_keys<F>(p, tile, head_tile, 1, next, v);
+        start_keys<F>(p, work, 1, next, v);
         first = next;
     }
     copy_wait<0>();
@@ -347,11 +346,11 @@ __device__ void forward_tile(const attention_problem &p, const attention_tile &t
         for (int i = 0; i < 2; i++) sum[i] = *stat_of(w, stats, i, 0) + *stat_of(w, stats, i, 1);
     }
     for (int i = 0; i < 2; i++) {
-        const attention_row r = own_row(w, p, tile, head_tile, i);
+        const attention_row r = own_row(w, p, work, i);
         if (r.valid && w.part == 0 && w.lane % 4 == 0) p.lse[r.row * p.lse_row + r.head] = top[i] + logf(sum[i]);
     }
     const float factor[2] = {1 / sum[0], 1 / sum[1]};
-    store_rows<F>(w, p, tile, head_tile, out, factor, p.o, p.o_row, p.o_head);
+    store_rows<F>(w, p, work, out, factor, p.o, p.o_row, p.o_head);
 }
 
 /* ---- backward -----------------------------------------------------------------------------------------------------
@@ -359,11 +358,11 @@ __device__ void forward_tile(const attention_problem &p, const attention_tile &t
 
 /* stats[row] = {rowsum(do o), lse}, do as it is multiplied: rounded. A warp takes one row after the other. */
 template <typename F>
-__device__ void stage_stats(const attention_problem &p, const attention_tile &tile, int head_tile, float *stats)
+__device__ void stage_stats(const attention_problem &p, const attention_work &work, float *stats)
 {
     const int lane = (int)threadIdx.x % WARP;
     for (int row = (int)threadIdx.x / WARP; row < F::ROWS; row += F::THREADS / WARP) {
-        const attention_row r = attention_row_of(p, tile, head_tile, row);
+        const attention_row r = attention_row_of(p, work.tile, work.head_tile, row);
         float delta = 0;
         if (r.valid) {
             const float *dout = p.dout + r.row * p.dout_row + r.head * p.dout_head;
@@ -380,10 +379,10 @@ __device__ void stage_stats(const attention_problem &p, const attention_tile &ti
 
 /* dS = P (dP - delta), into dweight. */
 template <typename F>
-__device__ void score_gradient(const place<F> &w, const attention_tile &tile, int first, float *stats,
+__device__ void score_gradient(const place<F> &w, const attention_work &work, int first, float *stats,
                                const float (&score)[F::SCORES][4], float (&dweight)[F::SCORES][4])
 {
-    const bool inner = is_inner<F>(tile, first);
+    const bool inner = is_inner<F>(work, first);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const float delta = *stat_of(w, stats, i, 0), lse = *stat_of(w, stats, i, 1);
@@ -398,41 +397,41 @@ __device__ void score_gradient(const place<F> &w, const attention_tile &tile, in
 }
 
 template <typename F>
-__device__ void backward_tile(const attention_problem &p, const attention_tile &tile, int head_tile, char *shared)
+__device__ void backward_tile(const attention_problem &p, const attention_work &work, char *shared)
 {
-    const place<F> w = place_of<F>(p, tile, head_tile);
+    const place<F> w = place_of<F>(p, work);
     char *dout = shared + F::DOUT, *k = shared + F::K, *v = shared + F::V, *weight = shared + F::WEIGHT;
     float *stats = reinterpret_cast<float *>(shared + F::STATS);
     float dq[F::OUT][4] = {};
-    int first = attention_first_block(p, tile, F::KEYS);
-    start_keys<F>(p, tile, head_tile, 1, first, v);
-    start_keys<F>(p, tile, head_tile, 0, first, k);
-    stage_rows<F>(p, tile, head_tile, p.q, p.q_row, p.q_head, shared);
-    stage_rows<F>(p, tile, head_tile, p.dout, p.dout_row, p.dout_head, dout);
-    stage_stats<F>(p, tile, head_tile, stats);
-    while (first < tile.end) {
-        const int next = attention_next_block(p, tile, first + F::KEYS, F::KEYS);
+    int first = attention_first_block(p, work.tile, F::KEYS);
+    start_keys<F>(p, work, 1, first, v);
+    start_keys<F>(p, work, 0, first, k);
+    stage_rows<F>(p, work, p.q, p.q_row, p.q_head, shared);
+    stage_rows<F>(p, work, p.dout, p.dout_row, p.dout_head, dout);
+    stage_stats<F>(p, work, stats);
+    while (first < work.tile.end) {
+        const int next = attention_next_block(p, work.tile, first + F::KEYS, F::KEYS);
         float score[F::SCORES][4], dweight[F::SCORES][4];
         copy_wait<1>();
         __syncthreads(); /* V is there */
         multiply_keys<F>(w, dout, v, dweight);
         copy_wait<0>();
         __syncthreads(); /* V is free, K is there */
-        start_keys<F>(p, tile, head_tile, 1, next, v);
+        start_keys<F>(p, work, 1, next, v);
         multiply_keys<F>(w, shared, k, score);
-        score_gradient<F>(w, tile, first, stats, score, dweight);
+        score_gradient<F>(w, work, first, stats, score, dweight);
         if (F::SPLIT == 2) {
             share_weights<F>(w, dweight, weight);
             __syncthreads(); /* dS is there */
         }
         add_values<F>(w, dweight, weight, k, dq);
         __syncthreads(); /* K and dS are free */
-        start_keys<F>(p, tile, head_tile, 0, next, k);
+        start_keys<F>(p, work, 0, next, k);
         first = next;
     }
     copy_wait<0>();
     const float factor[2] = {1, 1};
-    store_rows<F>(w, p, tile, head_tile, dq, factor, p.dq, p.dq_row, p.dq_head);
+    store_rows<F>(w, p, work, dq, factor, p.dq, p.dq_row, p.dq_head);
 }
 
 /* ---- launches -----------------------------------------------------------------------------------------------------
@@ -442,14 +441,12 @@ template <typename F>
 __global__ void __launch_bounds__(F::THREADS, 1) attention_fused_kernel(attention_problem p, attention_list list)
 {
     MTP_DYNAMIC_SHARED(char, shared);
-    MTP_SHARED(int, pulled, [1]);
-    for (int item = attention_pull(list, pulled); item < *list.count * p.head_tiles;
-         item = attention_pull(list, pulled)) {
-        const attention_tile &tile = list.tiles[item / p.head_tiles]; /* read again where needed: registers are short */
+    MTP_SHARED(attention_work, work, [1]); /* read where it is needed: registers are short */
+    while (attention_pull(p, list, work)) {
         if constexpr (F::BACKWARD)
-            backward_tile<F>(p, tile, item % p.head_tiles, shared);
+            backward_tile<F>(p, *work, shared);
         else
-            forward_tile<F>(p, tile, item % p.head_tiles, shared);
+            forward_tile<F>(p, *work, shared);
     }
 }
 
@@ -482,7 +479,7 @@ template <int D, int ROWS, int KEYS, int SPLIT, bool BACKWARD>
 constexpr variant variant_of()
 {
     using F = fused<D, ROWS, KEYS, SPLIT, BACKWARD>;
-    return {D, BACKWARD, F::BYTES + (int)sizeof(int), launch<F>};
+    return {D, BACKWARD, F::BYTES + (int)sizeof(attention_work), launch<F>};
 }
 
 const variant variants[] = {
