@@ -17,6 +17,7 @@
 #include "mtp/optim.h"
 #include "mtp/pack.h"
 #include "mtp/safetensors.h"
+#include "mtp/scale.h"
 #include "mtp/status.h"
 #include "mtp/suggest.h"
 #include "mtp/tensor.h"
