@@ -7,6 +7,7 @@ static const char *const hidden_norms[] = {"label", "pre", "post", NULL};
 static const char *const overlongs[] = {"error", "truncate", "skip", NULL};
 static const char *const heads[] = {"flat", "masked", "hierarchical", "auto", NULL};
 static const char *const feedings[] = {"teacher", "self", NULL};
+static const char *const distributed_backends[] = {"auto", "gloo", "nccl", NULL};
 static const char *const schedulers[] = {"constant", "linear", "cosine", "wsd", NULL};
 
 #define AT(key) offsetof(mtp_train_config, key)
@@ -159,6 +160,9 @@ static const mtp__field fields[] = {
     {KEY("device", logits_budget_mib, INT), .value = "256", RANGE(1, 1048576), FREE,
      .help = "MiB of logits that the flat head holds at once. Only the order of float sums depends on it."},
 
+    {KEY("distributed", backend, CHOICE), .value = "\"auto\"", .choices = distributed_backends, FREE,
+     .help = "What ranks exchange gradients and weights by: \"gloo\" between CPUs, and between GPUs through host memory; "
+             "\"nccl\" between GPUs. \"auto\": gloo for device \"cpu\", nccl for GPUs."},
     {KEY("distributed", bucket_mib, INT), .value = "25", RANGE(1, 65536), FREE,
      .help = "Gradients are summed over ranks in pieces of this many MiB, each as soon as the backward pass has "
              "finished it. Only the order of float sums depends on it."},

@@ -177,6 +177,7 @@ mtp_status mtp__run_open(mtp__run *run)
     MTP_TRY(mtp__ranks_agree(&run->ranks, mtp_train_config_check_paths(run->config)));
     MTP_TRY(find_checkpoint(run));
     MTP_TRY(mtp__ranks_agree(&run->ranks, open_trainer(run)));
+    MTP_TRY(mtp__trainer_connect(&run->trainer));
     return mtp__run_check_ranks(run);
 }
 

@@ -90,13 +90,6 @@ static mtp_status trained_tensors(const mtp_train_config *config, const mtp_draf
     return MTP_OK;
 }
 
-static mtp_status open_buckets(mtp__trainer *t)
-{
-    const int64_t floats = t->config->bucket_mib * (int64_t)(1 << 20) / (int64_t)sizeof(float);
-    if (t->ranks->world_size == 1) return MTP_OK;
-    return mtp__buckets_create(t->ranks->comm, t->drafter->grads, t->drafter->num_grads, floats, &t->buckets);
-}
-
 static mtp_status open_optimizer(mtp__trainer *t)
 {
     mtp__optim_tensor *tensors = NULL;
@@ -236,15 +229,47 @@ mtp_status mtp__trainer_open(const mtp_train_config *config, const mtp__trainer_
     MTP_TRY(open_data(t));
     MTP_TRY(plan_length(t));
     MTP_TRY(open_optimizer(t));
-    MTP_TRY(open_buckets(t));
     MTP_TRY(open_step(t));
     return open_evaluator(t, options);
+}
+
+/* What gradients and weights travel by. */
+static mtp_status open_device_comm(mtp__trainer *t)
+{
+    const mtp_train_config *c = t->config;
+    const bool host = t->context->ops->memory_is_host;
+    const mtp_comm_options options = {.backend = MTP_COMM_NCCL,
+                                      .seconds = c->timeout_seconds,
+                                      .heartbeat_seconds = c->heartbeat_seconds,
+                                      .logger = t->logger};
+    if (host && c->backend == MTP_DISTRIBUTED_NCCL)
+        return mtp__config_fail(c, "backend", "NCCL is between GPUs, and device is \"%s\"; use \"auto\"", c->device);
+    t->device_comm = t->ranks->comm;
+    t->staged = !host;
+    if (host || c->backend == MTP_DISTRIBUTED_GLOO) return MTP_OK;
+    t->staged = false;
+    t->device_comm = NULL;
+    MTP_TRY_AT(
+        mtp_comm_create(&options, &t->device_comm),
+        "device \"%s\" on several ranks (distributed.backend = \"gloo\" works without NCCL, through host memory)",
+        c->device);
+    return MTP_OK;
+}
+
+mtp_status mtp__trainer_connect(mtp__trainer *t)
+{
+    const int64_t floats = t->config->bucket_mib * (int64_t)(1 << 20) / (int64_t)sizeof(float);
+    if (t->ranks->world_size == 1) return MTP_OK;
+    MTP_TRY(mtp__ranks_agree(t->ranks, open_device_comm(t)));
+    return mtp__ranks_agree(t->ranks, mtp__buckets_create(t->device_comm, t->context, t->staged, t->drafter->grads,
+                                                          t->drafter->num_grads, floats, &t->buckets));
 }
 
 void mtp__trainer_close(mtp__trainer *t)
 {
     for (int64_t i = 0; i < t->held; i++) mtp_loader_release(t->loader, t->batches[i]);
     mtp__buckets_free(t->buckets);
+    if (t->ranks && t->device_comm != t->ranks->comm) mtp_comm_free(t->device_comm);
     mtp_evaluator_free(t->evaluator);
     mtp__step_free(t->step);
     for (int64_t i = 0; t->rows && i < t->accumulation; i++) mtp__rows_free(&t->rows[i]);

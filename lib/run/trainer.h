@@ -39,6 +39,8 @@ typedef struct mtp__trainer {
     const mtp_batch **batches; /* [accumulation] of the update at hand, this rank's */
     int64_t held;              /* of them */
     mtp__sample_list bad;      /* samples of the last update, when it was bad; with several ranks those of all */
+    mtp_comm *device_comm;     /* for gradients and weights: that of the ranks, or between GPUs; NULL for one rank */
+    bool staged;               /* it takes host memory, and the device's is another */
     mtp__buckets *buckets;     /* of the gradients; NULL for one rank */
     bool sharded_moments;      /* the optimizer has this rank's share of them only (zero_stage 1) */
 } mtp__trainer;
@@ -55,6 +57,8 @@ typedef struct mtp__trainer_options {
  * mtp__trainer_close, also after a failure. */
 mtp_status mtp__trainer_open(const mtp_train_config *config, const mtp__trainer_options *options,
                              mtp__trainer *trainer);
+/* Connect the devices of all ranks. A collective. */
+mtp_status mtp__trainer_connect(mtp__trainer *trainer);
 void mtp__trainer_close(mtp__trainer *trainer); /* accepts a zeroed struct */
 /* A stable identity of the verifier's embedding and norm: shapes, dtype, the norm, some rows of the table. */
 uint64_t mtp__trainer_verifier_fingerprint(const mtp_verifier *verifier);

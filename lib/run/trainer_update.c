@@ -173,7 +173,7 @@ static mtp_status share_values(mtp__trainer *t, mtp_status status)
         float *begin;
         int64_t count;
         mtp__optim_stretch(o->measured, o->num_measured, &owner, &begin, &count);
-        MTP_TRY(mtp_comm_broadcast(t->ranks->comm, begin, count * (int64_t)sizeof *begin, rank));
+        MTP_TRY(mtp__broadcast_values(t->device_comm, t->context, t->staged, begin, count, rank));
     }
     return MTP_OK;
 }

@@ -27,6 +27,13 @@ typedef struct mtp_sources {
     int64_t count;
 } mtp_sources;
 
+/* What ranks exchange gradients and weights by. */
+typedef enum mtp_distributed_backend {
+    MTP_DISTRIBUTED_AUTO,
+    MTP_DISTRIBUTED_GLOO,
+    MTP_DISTRIBUTED_NCCL
+} mtp_distributed_backend;
+
 /* What to do with checkpoints that the output directory already has. */
 #define MTP_RESUME_NEVER "never" /* refuse a directory that holds a run */
 #define MTP_RESUME_AUTO "auto"   /* go on from the newest good checkpoint; start when there is none */
@@ -94,6 +101,7 @@ typedef struct mtp_train_config {
     int64_t rows_per_chunk;
     int64_t logits_budget_mib;
     /* [distributed] */
+    int32_t backend; /* mtp_distributed_backend */
     int64_t bucket_mib;
     int64_t zero_stage;
     double timeout_seconds;
