@@ -7,6 +7,9 @@
 
 void mtp__hdf5_enter(mtp__hdf5_scope *scope)
 {
+    /* At exit HDF5 writes again what it could not write on a full disk, and crashes. Every file is closed here by hand.
+     */
+    (void)H5dont_atexit();
     H5Eget_auto2(H5E_DEFAULT, &scope->print, &scope->user);
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
 }

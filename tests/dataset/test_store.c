@@ -1,9 +1,12 @@
 /* Protects: reading shards: a newer version is refused by name; a shard that was cut, damaged, left unfinished or
  * swapped is refused or named on reading; whatever byte is flipped, no read leaves its buffer and damage of values
- * never comes out as data; opening takes the same number of steps for any number of samples. */
+ * never comes out as data; blocks are reserved before values are written; nothing is locked or mapped; opening takes
+ * the same number of steps for any number of samples. */
 #include "support.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -179,6 +182,57 @@ static void flipped_bits(void **state)
     assert_true(refused > 200 && same > 0);
 }
 
+/* ---- disks and mounts ------------------------------------------------------------------------------------------ */
+
+/* A full disk shows when the shard is laid out: every block of every field is there before the first value. */
+static void blocks_are_reserved(void **state)
+{
+    (void)state;
+    const char *probe = test_path("%s/probe", test_dir()), *path = test_path("%s/shard-00000.h5", test_dir());
+    mtp__store_layout layout = mtp__store_layout_of(mtp_verifier_get_config(verifier));
+    uint64_t offsets[MTP__STORE_FIELDS];
+    struct stat info;
+    const int fd = open(probe, O_RDWR | O_CREAT, 0600);
+    const bool possible = fd >= 0 && posix_fallocate(fd, 0, 1 << 20) == 0;
+    close(fd);
+    if (!possible) skip(); /* a file system without reservation */
+    layout.num_tokens = 40000;
+    layout.num_teacher = 30000;
+    layout.teacher_top = 8;
+    layout.fp8 = true;
+    assert_ok(mtp__store_create(path, &layout, "tiny", offsets));
+    assert_int_equal(stat(path, &info), 0);
+    for (int field = 0; field < MTP__STORE_FIELDS; field++) {
+        const uint64_t bytes = (uint64_t)mtp__store_num_rows(&layout, (mtp__store_field)field) *
+                               mtp__store_row_bytes(&layout, (mtp__store_field)field);
+        assert_true(offsets[field] > 0 && bytes > 0 && offsets[field] + bytes <= (uint64_t)info.st_size);
+    }
+    assert_true(info.st_blocks * 512 >= info.st_size);
+}
+
+/* As on a network mount: a lock that another program holds keeps nobody from reading, and no part of a shard is mapped,
+ * where an I/O error would be a signal. */
+static void locks_and_maps(void **state)
+{
+    (void)state;
+    const char *out = pack_two(), *shard = test_path("%s/shard-00000.h5", out);
+    const int64_t both[] = {0, 1};
+    mtp_dataset *dataset = NULL;
+    mtp_batch *batch = NULL;
+    const int fd = open(shard, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+    assert_ok(open_path(out, &dataset));
+    assert_ok(mtp_batch_collate(dataset, both, 2, true, &batch));
+    char *maps = test_read("/proc/self/maps", NULL);
+    assert_non_null(strstr(maps, "[stack]"));
+    assert_null(strstr(maps, ".h5"));
+    free(maps);
+    close(fd);
+    mtp_batch_free(batch);
+    mtp_dataset_close(dataset);
+}
+
 /* ---- many samples --------------------------------------------------------------------------------------------- */
 
 /* A shard of `count` one-token samples, without values in its fields. */
@@ -258,6 +312,8 @@ int main(void)
         cmocka_unit_test(directories_are_checked),
         cmocka_unit_test(replaced_while_open),
         cmocka_unit_test(flipped_bits),
+        cmocka_unit_test(blocks_are_reserved),
+        cmocka_unit_test(locks_and_maps),
         cmocka_unit_test(a_million_samples),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
