@@ -15,8 +15,6 @@
 
 #include "emu/block.h"
 
-#pragma GCC diagnostic ignored "-Wpedantic" /* of the rest of a .cu file: macros without their last argument */
-
 #undef __global__
 #undef __device__
 #undef __host__

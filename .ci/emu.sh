@@ -1,0 +1,37 @@
+#!/bin/bash
+# CUDA without a GPU: kernels/cuda compiled against the emulator (tests/emu/README.md), whose own tests, planted bugs and
+# all tests labelled emu run in three builds: plain, AddressSanitizer and UndefinedBehaviorSanitizer, ThreadSanitizer. Plain
+# also on every device profile, with blocks and threads in another order, and with blocks in parallel.
+source "$(dirname "$0")/lib.sh" emu
+prepare()
+{
+    bash .ci/deps.sh build check peers && bash tests/emu/headers.sh
+}
+build()
+{
+    cmake --preset "$1" -DMTP_WERROR=ON -DMTP_CUDA_INCLUDE="$headers" && cmake --build --preset "$1" -j "$jobs"
+}
+# run PRESET [ctest arguments]: the tests of a build that exists
+run()
+{
+    local preset=$1
+    shift
+    ctest --preset "$preset" -j "$jobs" -L '^emu$' "$@" 2>&1 | tee "$suite_logs/ctest"
+    count_ctest "$suite_logs/ctest" "build-$preset"
+}
+
+if check "CUDA's headers" prepare; then
+    headers=$(bash tests/emu/headers.sh | tail -n 1)
+    for preset in emu emu-asan emu-tsan; do
+        check "$preset: build, warnings as errors" build "$preset" && run "$preset"
+    done
+    if [ -e build-emu/libmtp_cuda.so ]; then
+        # the profile and planted tests choose their own settings
+        for device in sm_86 sm_90 sm_100 sm_120; do
+            MTP_EMU_DEVICE=$device run emu -E '^emu_(profile|planted)_'
+        done
+        MTP_EMU_SEED=12345 run emu -E '^emu_(profile|planted)_'
+        MTP_EMU_THREADS=2 run emu -E '^emu_(profile|planted)_'
+    fi
+fi
+finish
