@@ -146,10 +146,12 @@ static bool parse(int argc, char **argv, arguments *a, int *exit_code)
     };
     const args_spec spec = {
         .command = "mtp train",
-        .summary = "Train a drafter as CONFIG says. Progress goes to standard error, the acceptance before and after "
-                   "training to standard output, everything else into output_dir. SIGINT, SIGTERM or SIGHUP finishes "
-                   "the step, "
-                   "saves a checkpoint and ends with exit code 130; a second one stops at once.",
+        .summary =
+            "Train a drafter as CONFIG says. Progress goes to standard error, the acceptance before and after "
+            "training to standard output, everything else into output_dir. SIGINT, SIGTERM or SIGHUP finishes "
+            "the step, "
+            "saves a checkpoint and ends with exit code 130; a second one stops at once. Under mtprun (or torchrun, "
+            "srun, mpirun) all ranks train together; a signal to one of them stops all at the same step.",
         .positionals = positionals,
         .num_positionals = 1,
         .options = options,
