@@ -1,5 +1,6 @@
 /* Writing checkpoints: shards into a staging directory, the manifest last, and then the name. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,8 @@
 #include "base/text.h"
 #include "mtp/safetensors.h"
 #include "run/checkpoint.h"
+
+enum { BLOCK = 1 << 20 };
 
 static mtp_status no_memory(void)
 {
@@ -77,15 +80,33 @@ static mtp_status write_tensors(const char *path, const mtp__pieces *pieces, con
     return status;
 }
 
-/* The file as it was written, read back: size and checksum of what a later load will find. */
+static mtp_status checksum(int fd, const char *path, char *block, uint64_t *bytes, uint32_t *crc32c)
+{
+    *bytes = 0;
+    *crc32c = 0;
+    for (;;) {
+        const ssize_t count = read(fd, block, BLOCK);
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0) return MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s cannot be read: %s", path, strerror(errno));
+        if (count == 0) return MTP_OK;
+        *crc32c = mtp__crc32c(*crc32c, block, (size_t)count);
+        *bytes += (uint64_t)count;
+    }
+}
+
+/* The file as it was written, read back: size and checksum of what a later load will find. Not mapped: the pages of a
+ * whole checkpoint would count as memory of the process. */
 static mtp_status describe(const char *path, uint64_t *bytes, uint32_t *crc32c)
 {
-    mtp__file_map map = {0};
-    MTP_TRY(mtp__file_map_open(&map, path));
-    *bytes = map.size;
-    *crc32c = mtp__crc32c(0, map.data, map.size);
-    mtp__file_map_close(&map);
-    return MTP_OK;
+    char *block = malloc(BLOCK);
+    if (!block) return no_memory();
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const mtp_status status = fd < 0
+                                  ? MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s cannot be opened: %s", path, strerror(errno))
+                                  : checksum(fd, path, block, bytes, crc32c);
+    if (fd >= 0) close(fd);
+    free(block);
+    return status;
 }
 
 mtp_status mtp__shard_write(const char *run_directory, int64_t step, const mtp__share *share, const mtp__pieces *pieces,

@@ -163,6 +163,8 @@ static void add_manifest(mtp__inspector *inspector, const mtp__manifest *manifes
     for (int64_t i = 0; i < manifest->num_shards; i++) bytes += (int64_t)manifest->shards[i].bytes;
     mtp__fact(inspector, "step", json_integer(manifest->step));
     mtp__fact(inspector, "total_steps", json_integer(manifest->total_steps));
+    mtp__fact(inspector, "bad_steps", json_integer(manifest->bad_steps));
+    mtp__fact(inspector, "world_size", json_integer(manifest->world_size));
     mtp__fact_text(inspector, "next_batch", "%lld of epoch %lld", (long long)manifest->batch,
                    (long long)manifest->epoch);
     mtp__fact_text(inspector, "drafter", "%s", manifest->drafter);

@@ -55,7 +55,9 @@ static void compare_facts(const mtp__resume_facts *facts, const mtp__manifest *m
         mtp__text_add(differences, "\n  the verifier's embedding or norm: fingerprint %016llx then, %016llx now",
                       (unsigned long long)manifest->verifier, (unsigned long long)facts->verifier);
     if (facts->dataset != manifest->dataset)
-        mtp__text_add(differences, "\n  the training data: %lld samples (fingerprint of documents and weights %016llx) then, %lld (%016llx) now",
+        mtp__text_add(differences,
+                      "\n  the training data: %lld samples (fingerprint of documents and weights %016llx) then, %lld "
+                      "(%016llx) now",
                       (long long)manifest->num_samples, (unsigned long long)manifest->dataset,
                       (long long)facts->num_samples, (unsigned long long)facts->dataset);
 }

@@ -284,8 +284,10 @@ static void make_run(const char *directory, const char *drafter_directory)
     mtp__optim_tensor tensors[2];
     mtp__param *const params[2] = {drafter->post_projection, drafter->pre_projection};
     for (int i = 0; i < 2; i++)
-        tensors[i] =
-            (mtp__optim_tensor){params[i]->name, mtp__param_value(params[i]), mtp__param_grad(params[i]), true};
+        tensors[i] = (mtp__optim_tensor){.name = params[i]->name,
+                                         .value = mtp__param_value(params[i]),
+                                         .grad = mtp__param_grad(params[i]),
+                                         .decays = true};
     const mtp_adamw_config config = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8};
     assert_ok(mtp__optimizer_create(context, tensors, 2, &config, &optimizer));
     assert_ok(context->ops->upload(context->device, drafter->pre_projection->value + 7, &changed, sizeof changed));

@@ -134,8 +134,10 @@ static void test_runs(void **state)
     mtp__optim_tensor *tensors = calloc((size_t)drafter->num_params, sizeof *tensors);
     for (int64_t i = 0; i < drafter->num_params; i++) {
         const mtp__param *param = &drafter->params[i];
-        tensors[i] =
-            (mtp__optim_tensor){param->name, mtp__param_value(param), mtp__param_grad(param), param->rank == 2};
+        tensors[i] = (mtp__optim_tensor){.name = param->name,
+                                         .value = mtp__param_value(param),
+                                         .grad = mtp__param_grad(param),
+                                         .decays = param->rank == 2};
     }
     const mtp_adamw_config adamw = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8};
     assert_ok(mtp__optimizer_create(context, tensors, drafter->num_params, &adamw, &optimizer));
