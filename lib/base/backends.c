@@ -52,7 +52,7 @@ static mtp_status beside(const char *relative, char **path)
 
 static mtp_status find_module(char **path)
 {
-    static const char *const places[] = {MODULE, "../" MTP__LIBDIR "/" MODULE, "../" MODULE};
+    static const char *const places[] = {MODULE, ("../" MTP__LIBDIR "/" MODULE), ("../" MODULE)};
     const char *named = getenv("MTP_CUDA_MODULE");
     *path = NULL;
     if (named && *named) {
