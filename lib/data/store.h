@@ -91,6 +91,8 @@ mtp_status mtp__store_finish(const char *path, const mtp__store_tail *tail);
 /* A shard whose structure was checked. The file is not kept open; a reader notices when it was replaced. */
 typedef struct mtp__shard {
     char *path;
+    int64_t version;
+    char verifier[256]; /* name of the directory that it was packed with */
     mtp__store_layout layout;
     uint64_t offsets[MTP__STORE_FIELDS];
     uint64_t checksums_offset; /* U32 [num_samples, MTP__STORE_FIELDS] in the file */

@@ -47,10 +47,11 @@ static mtp_status get_text(hid_t file, const char *name, char *text, size_t size
 }
 
 /* The attributes that say whether the rest can be read. */
-static mtp_status read_identity(hid_t file, mtp__store_layout *layout)
+static mtp_status read_identity(hid_t file, mtp__shard *shard)
 {
     char format[32];
     int64_t version, complete, only = 0;
+    mtp__store_layout *layout = &shard->layout;
     if (get_text(file, "format", format, sizeof format) != MTP_OK || strcmp(format, "mtp-shard") != 0)
         return MTP_FAIL(MTP_E_FORMAT, "an HDF5 file, but no shard of mtp pack (no attribute format = mtp-shard)");
     MTP_TRY(get_int(file, "version", 1, INT64_MAX, &version));
@@ -59,6 +60,8 @@ static mtp_status read_identity(hid_t file, mtp__store_layout *layout)
                         (long long)version, (int)MTP__SHARD_VERSION);
     if (version >= 2) MTP_TRY(get_int(file, "global_v_only", 0, 1, &only));
     layout->global_v_only = only != 0;
+    shard->version = version;
+    MTP_TRY(get_text(file, "verifier", shard->verifier, sizeof shard->verifier));
     MTP_TRY(get_int(file, "complete", 0, 1, &complete));
     if (!complete) return MTP_FAIL(MTP_E_FORMAT, "the shard was not finished; run mtp pack again");
     return MTP_OK;
@@ -70,7 +73,7 @@ static mtp_status read_layout(hid_t file, mtp__shard *shard, int64_t *sources, i
     const int64_t most = (int64_t)1 << MOST_TOKENS_LOG2;
     char encoding[16];
     int64_t crc[3];
-    MTP_TRY(read_identity(file, layout));
+    MTP_TRY(read_identity(file, shard));
     MTP_TRY(get_int(file, "num_tokens", 1, most, &layout->num_tokens));
     MTP_TRY(get_int(file, "num_teacher", 0, most, &layout->num_teacher));
     MTP_TRY(get_int(file, "teacher_top", 0, MTP__TEACHER_TOP, &layout->teacher_top));

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "data/pack.h"
 #include "data/store.h"
 #include "data/store_dir.h"
 #include "data/verifier_config.h"
@@ -39,7 +40,7 @@ static void add_geometry(mtp__inspector *inspector, const mtp__store_layout *lay
 {
     static const char *const names[MTP_LAYER_TYPES] = {"kv_last_local", "kv_last_global"};
     mtp__fact(inspector, "vocab_size", json_integer(layout->vocab_size));
-    mtp__fact(inspector, "hidden_size", json_integer(layout->hidden_size));
+    mtp__fact_text(inspector, "hidden_states", "%lld wide, after the final norm", (long long)layout->hidden_size);
     mtp__fact(inspector, "sliding_window", json_integer(layout->sliding_window));
     for (int type = 0; type < MTP_LAYER_TYPES; type++)
         if (layout->num_kv_heads[type])
@@ -69,11 +70,20 @@ static void add_fields(mtp__inspector *inspector, const mtp__store_layout *layou
     }
 }
 
-static int64_t count_lines(const mtp__shard *shard)
+/* Samples that were refused while this shard was written, by reason. */
+static void add_refused(mtp__inspector *inspector, const mtp__shard *shard)
 {
-    int64_t lines = 0;
-    for (size_t i = 0; i < shard->quarantine_size; i++) lines += shard->quarantine[i] == '\n';
-    return lines;
+    mtp_pack_summary summary = {0};
+    json_t *reasons = json_object();
+    mtp__quarantine_count(shard->quarantine, &summary);
+    mtp__fact(inspector, "refused", json_integer(summary.refused));
+    for (int i = 0; i < MTP_PACK_REASONS && summary.reasons[i].count; i++)
+        if (json_object_set_new(reasons, summary.reasons[i].reason, json_integer(summary.reasons[i].count)) != 0)
+            inspector->failed = true;
+    if (summary.refused)
+        mtp__fact(inspector, "refused_by_reason", reasons);
+    else
+        json_decref(reasons);
 }
 
 mtp_status mtp__inspect_shard(mtp__inspector *inspector)
@@ -81,10 +91,13 @@ mtp_status mtp__inspect_shard(mtp__inspector *inspector)
     mtp__shard *shard = NULL;
     inspector->kind = MTP_INSPECT_SHARD;
     MTP_TRY(mtp__shard_open(inspector->path, &shard));
+    mtp__fact(inspector, "version", json_integer(shard->version));
+    mtp__fact_text(inspector, "verifier", "%s", shard->verifier);
     mtp__fact(inspector, "samples", json_integer(shard->num_samples));
     mtp__fact(inspector, "tokens", json_integer(shard->sample_tokens));
+    mtp__fact(inspector, "unused_rows", json_integer(shard->layout.num_tokens - shard->sample_tokens));
     mtp__fact(inspector, "supervised", json_integer(shard->num_supervised));
-    mtp__fact(inspector, "refused", json_integer(count_lines(shard)));
+    add_refused(inspector, shard);
     mtp__fact(inspector, "bytes", json_integer((json_int_t)shard->file_size));
     add_geometry(inspector, &shard->layout);
     add_fields(inspector, &shard->layout);

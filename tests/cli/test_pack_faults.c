@@ -54,6 +54,30 @@ static void expect_line(const char *list, const char *file, const char *reason, 
     json_decref(line);
 }
 
+/* The shards say what was refused while each was written, and what is in them. */
+static void expect_inspected(const char *out)
+{
+    int64_t samples = 0, refused = 0;
+    for (int i = 0; mtp__file_exists(test_path("%s/shard-%05d.h5", out, i)); i++) {
+        test_run run = test_mtp("inspect", "--json", test_path("%s/shard-%05d.h5", out, i));
+        json_t *json = json_loads(run.out, 0, NULL), *facts = json_object_get(json, "facts"), *count;
+        const char *reason;
+        int64_t sum = 0;
+        assert_int_equal(run.exit_code, 0);
+        assert_string_equal(json_string_value(json_object_get(facts, "verifier")), "verifier");
+        assert_int_equal(json_integer_value(json_object_get(facts, "version")), 1);
+        samples += json_integer_value(json_object_get(facts, "samples"));
+        json_object_foreach(json_object_get(facts, "refused_by_reason"), reason, count) sum +=
+            json_integer_value(count);
+        assert_int_equal(sum, json_integer_value(json_object_get(facts, "refused")));
+        refused += sum;
+        json_decref(json);
+        test_run_free(&run);
+    }
+    assert_int_equal(samples, GOOD);
+    assert_true(refused > 30 && refused < test_num_faults); /* those that opening turned away are in no shard */
+}
+
 static void faults_are_named(void **state)
 {
     (void)state;
@@ -77,6 +101,7 @@ static void faults_are_named(void **state)
     assert_null(line_of(list, "sample_0000.safetensors"));
     free(list);
     test_expect(test_mtp("check", out, "--verifier", VERIFIER), 0, test_path("%d samples, %d good", GOOD, GOOD), "");
+    expect_inspected(out);
 
     run = test_mtp("pack", other, TEST_SAMPLES "/train", bad, "--verifier", VERIFIER, "--max-bad", "1", "--shard-size",
                    "0.005", "--workers", "5");
