@@ -5,10 +5,10 @@
  * tokens, 512 of them a prompt), N GiB together (4) in N files (4), into DIR (bench_loader_data) unless they are there,
  * with random bits that are bf16 numbers. Then reads them N times (3), with cold and with warm page cache: from front
  * to back with read(2) and, cold, with read(2) past the page cache (O_DIRECT), as dd does, which are the yardsticks;
- * and all documents in shuffled order through the loader with each number of workers (1,2). For each: GB/s and CPU
- * seconds (user and system) a GB, the median of the repeats with the extremes, and what the loader reaches of the
- * yardstick beside it. GB are of what was read: the K/V that no row sees is not counted. Wall times mean something on a
- * quiet machine only; ratios and CPU seconds on most. */
+ * and all documents in shuffled order through the loader with each number of workers (1,2), through the page cache and
+ * (cold) past it. For each: GB/s and CPU seconds (user and system) a GB, the median of the repeats with the extremes,
+ * and what the loader reaches of the yardstick beside it. GB are of what was read: the K/V that no row sees is not
+ * counted. Wall times mean something on a quiet machine only; ratios and CPU seconds on most. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -183,14 +183,15 @@ static rate read_plain(char *const *paths, int64_t count, int flags)
 }
 
 /* One epoch. */
-static rate read_loader(const mtp_dataset *dataset, int64_t workers, size_t *ring)
+static rate read_loader(const mtp_dataset *dataset, int64_t workers, mtp_direct_io direct, size_t *ring)
 {
     const mtp_loader_options options = {.tokens_per_batch = 2 * TOKENS,
                                         .shuffle = true,
                                         .seed = 1,
                                         .num_speculative_steps = 3,
                                         .prefetch = 4,
-                                        .num_workers = workers};
+                                        .num_workers = workers,
+                                        .direct_io = direct};
     mtp_loader *loader = NULL;
     int64_t batches = 0;
     const stopwatch begin = start();
@@ -256,7 +257,7 @@ static void print_result(const settings *s, const result *r)
         printf("}\n");
         return;
     }
-    printf("%-28s %6.2f GB/s (%.2f to %.2f)  %.3f CPU s a GB", r->what, speed.median, speed.least, speed.most,
+    printf("%-36s %6.2f GB/s (%.2f to %.2f)  %.3f CPU s a GB", r->what, speed.median, speed.least, speed.most,
            cost.median);
     if (of_read.median > 0) printf("  %.0f %% of read(2)", 100 * of_read.median);
     if (of_direct.median > 0) printf(", %.0f %% of O_DIRECT", 100 * of_direct.median);
@@ -264,28 +265,42 @@ static void print_result(const settings *s, const result *r)
     printf("\n");
 }
 
-/* The yardsticks, then the loader with each number of workers; cold: before each the page cache is emptied. */
+/* The loader as it is measured. */
+typedef struct way {
+    int64_t workers;
+    mtp_direct_io direct;
+} way;
+
+/* One repeat of a case: 0 and 1 are the yardsticks. */
+static rate run_case(const settings *s, char *const *paths, const mtp_dataset *dataset, const way *ways, int c,
+                     size_t *ring)
+{
+    if (c < 2) return read_plain(paths, s->shards, c == 1 ? O_DIRECT : 0);
+    return read_loader(dataset, ways[c - 2].workers, ways[c - 2].direct, ring);
+}
+
+/* The yardsticks, then the loader in each way; cold: the page cache is emptied before each. Past the page cache there
+ * is no other state. */
 static void measure(const settings *s, char *const *paths, const mtp_dataset *dataset, bool cold)
 {
-    static result results[2 + MOST_WORKERS];
+    static result results[2 + 2 * MOST_WORKERS];
+    way ways[2 * MOST_WORKERS];
     const char *state = cold ? "cold" : "page cache";
-    const int count = 2 + s->num_workers;
+    int count = 2;
     memset(results, 0, sizeof results);
     snprintf(results[0].what, sizeof results[0].what, "read(2), %s", state);
     snprintf(results[1].what, sizeof results[1].what, "read(2) O_DIRECT");
-    for (int w = 0; w < s->num_workers; w++)
-        snprintf(results[2 + w].what, sizeof results[2 + w].what, "loader, %s, %lld worker%s", state,
-                 (long long)s->workers[w], s->workers[w] == 1 ? "" : "s");
+    for (int direct = 0; direct < 1 + cold; direct++)
+        for (int w = 0; w < s->num_workers; w++, count++) {
+            ways[count - 2] = (way){s->workers[w], direct ? MTP_DIRECT_IO_ON : MTP_DIRECT_IO_OFF};
+            snprintf(results[count].what, sizeof results[count].what, "loader%s, %s, %lld worker%s",
+                     direct ? " direct_io" : "", state, (long long)s->workers[w], s->workers[w] == 1 ? "" : "s");
+        }
     if (!cold) (void)read_plain(paths, s->shards, 0);
     for (int i = 0; i < s->repeats; i++) {
         for (int c = 0; c < count; c++) {
             if (cold) make_cold(paths, s->shards);
-            if (c == 0)
-                results[c].rates[i] = read_plain(paths, s->shards, 0);
-            else if (c == 1 && cold)
-                results[c].rates[i] = read_plain(paths, s->shards, O_DIRECT);
-            else if (c > 1)
-                results[c].rates[i] = read_loader(dataset, s->workers[c - 2], &results[c].ring);
+            if (cold || c != 1) results[c].rates[i] = run_case(s, paths, dataset, ways, c, &results[c].ring);
         }
         for (int c = 2; c < count; c++) {
             const double reached = results[c].rates[i].gb_per_s, direct = results[1].rates[i].gb_per_s;

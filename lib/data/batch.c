@@ -46,6 +46,9 @@ static size_t lay_out(mtp__batch *batch, const mtp_verifier_config *verifier, ch
     }
     batch->items = carve(base, &used, documents, sizeof *batch->items);
     batch->scratch = carve(base, &used, 2 * widest, sizeof(float));
+    char *bounce = shape->direct ? carve(base, &used, 1, MTP__STORE_BOUNCE + MTP__STORE_BLOCK) : NULL;
+    if (bounce) bounce += (MTP__STORE_BLOCK - (uintptr_t)bounce % MTP__STORE_BLOCK) % MTP__STORE_BLOCK;
+    batch->reader.bounce = bounce;
     batch->scales = shape->fp8 ? carve(base, &used, places * MTP__KV * heads, sizeof(float)) : NULL;
     return used;
 }
@@ -84,21 +87,27 @@ static mtp_status allocate(mtp__batch *batch)
     return MTP_OK;
 }
 
-mtp_status mtp__batch_create(const mtp_dataset *dataset, int64_t places, int64_t documents,
-                             const mtp_allocator *allocator, mtp__batch **batch)
+mtp__batch_shape mtp__batch_shape_of(const mtp_dataset *dataset, int64_t places, int64_t documents)
+{
+    mtp__batch_shape shape = {
+        .places = places, .documents = documents, .hidden_size = dataset->hidden_size, .fp8 = dataset->fp8};
+    memcpy(shape.kv_size, dataset->kv_size, sizeof shape.kv_size);
+    return shape;
+}
+
+mtp_status mtp__batch_create(const mtp_dataset *dataset, const mtp__batch_shape *shape, const mtp_allocator *allocator,
+                             mtp__batch **batch)
 {
     static const mtp_allocator own = {own_alloc, own_free, NULL};
     *batch = NULL;
-    if (places > INT32_MAX)
-        return MTP_FAIL(MTP_E_ARGUMENT, "a batch of %lld token places; at most %d are possible", (long long)places,
-                        INT32_MAX);
+    if (shape->places > INT32_MAX)
+        return MTP_FAIL(MTP_E_ARGUMENT, "a batch of %lld token places; at most %d are possible",
+                        (long long)shape->places, INT32_MAX);
     mtp__batch *made = calloc(1, sizeof *made);
     if (!made) return MTP_FAIL(MTP_E_MEMORY, "no memory for a batch");
     made->dataset = dataset;
     made->allocator = allocator ? *allocator : own;
-    made->shape = (mtp__batch_shape){
-        .places = places, .documents = documents, .hidden_size = dataset->hidden_size, .fp8 = dataset->fp8};
-    memcpy(made->shape.kv_size, dataset->kv_size, sizeof made->shape.kv_size);
+    made->shape = *shape;
     const mtp_status status = allocate(made);
     if (status != MTP_OK) {
         mtp__batch_free(made);
@@ -321,7 +330,8 @@ mtp_status mtp_batch_collate(const mtp_dataset *dataset, const int64_t *samples,
         if (length > longest) longest = length;
     }
     mtp__batch *made = NULL;
-    MTP_TRY(mtp__batch_create(dataset, packed ? total : num_samples * longest, num_samples, NULL, &made));
+    const mtp__batch_shape shape = mtp__batch_shape_of(dataset, packed ? total : num_samples * longest, num_samples);
+    MTP_TRY(mtp__batch_create(dataset, &shape, NULL, &made));
     mtp__batch_item *items = malloc((size_t)num_samples * sizeof *items);
     mtp_status status = items ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "no memory for %lld samples", (long long)num_samples);
     for (int64_t i = 0; i < num_samples && status == MTP_OK; i++)

@@ -23,17 +23,19 @@ typedef struct mtp__batch {
     /* while it is filled */
     int64_t visible_steps;  /* draft steps K of the rows that K/V is read for; MTP__BATCH_ALL: all of it is read */
     int64_t bytes_read;     /* of values */
-    const mtp__shard *open; /* whose file is `fd`; NULL: none is open */
-    int fd;
+    const mtp__shard *open; /* whose files the reader has; NULL: none is open */
+    mtp__store_reader reader;
     void *hidden, *kv[MTP_LAYER_TYPES];
     float *scratch; /* two rows of the widest field */
     float *scales;  /* of 8-bit K/V, [places, 2, most heads]; NULL when no shard has it */
 } mtp__batch;
 
-/* Memory for batches of at most `places` tokens (padding included) in at most `documents` documents, one block of the
- * allocator; NULL: our own memory. */
-mtp_status mtp__batch_create(const mtp_dataset *dataset, int64_t places, int64_t documents,
-                             const mtp_allocator *allocator, mtp__batch **batch);
+/* The shape of batches of a data set with at most `places` tokens (padding included) in at most `documents` documents.
+ */
+mtp__batch_shape mtp__batch_shape_of(const mtp_dataset *dataset, int64_t places, int64_t documents);
+/* Memory for such batches, one block of the allocator; NULL: our own memory. */
+mtp_status mtp__batch_create(const mtp_dataset *dataset, const mtp__batch_shape *shape, const mtp_allocator *allocator,
+                             mtp__batch **batch);
 void mtp__batch_free(mtp__batch *batch); /* accepts NULL */
 /* Read the items. packed: back to back, else one a line. visible_steps: MTP__BATCH_ALL, or K: only the K/V that a row
  * of training with K draft steps can see is read; the rest of it is zero. Allocates nothing of its own. */

@@ -75,7 +75,7 @@ static mtp_status read_bf16(mtp__batch *batch, const mtp__dataset_entry *entry, 
     const int64_t n = (rows.end - rows.begin) * width;
     char *raw = (char *)dst + (to == MTP_F32 ? 2 * n : 0);
     bool finite = true;
-    MTP_TRY(mtp__shard_read_bf16(entry->shard, batch->fd, entry->row, field, rows.begin, rows.end, raw, &finite));
+    MTP_TRY(mtp__shard_fetch(entry->shard, &batch->reader, entry->row, field, rows.begin, rows.end, raw, &finite));
     if (!finite) return not_finite(entry, field);
     if (to == MTP_F32) expand_bf16(dst, n);
     batch->bytes_read += 2 * n;
@@ -88,9 +88,9 @@ static mtp_status read_fp8(mtp__batch *batch, const mtp__dataset_entry *entry, i
     const mtp__store_layout *layout = &entry->shard->layout;
     const int64_t groups = (rows.end - rows.begin) * mtp__store_parts(layout, type) * layout->num_kv_heads[type];
     const int64_t n = groups * layout->head_dim[type];
-    MTP_TRY(mtp__shard_read(entry->shard, batch->fd, entry->row, (mtp__store_field)(MTP__STORE_KV + type), rows.begin,
-                            rows.end, (char *)dst + 3 * n));
-    MTP_TRY(mtp__shard_read(entry->shard, batch->fd, entry->row, (mtp__store_field)(MTP__STORE_SCALES + type),
+    MTP_TRY(mtp__shard_fetch(entry->shard, &batch->reader, entry->row, (mtp__store_field)(MTP__STORE_KV + type),
+                             rows.begin, rows.end, (char *)dst + 3 * n, NULL));
+    MTP_TRY(mtp__shard_read(entry->shard, batch->reader.fd, entry->row, (mtp__store_field)(MTP__STORE_SCALES + type),
                             rows.begin, rows.end, batch->scales));
     batch->bytes_read += n + groups * (int64_t)sizeof *batch->scales;
     if (expand_f8(dst, batch->scales, n, layout->head_dim[type])) return MTP_OK;
@@ -141,8 +141,8 @@ static mtp_status read_integers(mtp__batch *batch, const mtp__dataset_entry *ent
     int32_t *ids = batch->view.token_ids + begin;
     uint8_t *mask = batch->view.loss_mask + begin;
     bool good = true;
-    MTP_TRY(mtp__shard_read(shard, batch->fd, entry->row, MTP__STORE_IDS, 0, length, ids));
-    MTP_TRY(mtp__shard_read(shard, batch->fd, entry->row, MTP__STORE_MASK, 0, length, mask));
+    MTP_TRY(mtp__shard_read(shard, batch->reader.fd, entry->row, MTP__STORE_IDS, 0, length, ids));
+    MTP_TRY(mtp__shard_read(shard, batch->reader.fd, entry->row, MTP__STORE_MASK, 0, length, mask));
     batch->bytes_read += length * (int64_t)(sizeof *ids + sizeof *mask);
     for (int64_t i = 0; i < length; i++)
         good = good && ids[i] >= 0 && ids[i] < shard->layout.vocab_size && mask[i] <= 1;
@@ -160,25 +160,29 @@ static mtp_status open_shard(mtp__batch *batch, const mtp__shard *shard)
 {
     if (batch->open == shard) return MTP_OK;
     mtp__batch_close_shard(batch);
-    MTP_TRY(mtp__shard_file(shard, &batch->fd));
+    batch->reader.direct = -1;
+    MTP_TRY(mtp__shard_file(shard, &batch->reader.fd));
     batch->open = shard;
-    return MTP_OK;
+    return batch->reader.bounce ? mtp__shard_file_direct(shard, &batch->reader.direct) : MTP_OK;
 }
 
 void mtp__batch_close_shard(mtp__batch *batch)
 {
-    if (batch->open) close(batch->fd);
+    if (!batch->open) return;
+    close(batch->reader.fd);
+    if (batch->reader.direct >= 0) close(batch->reader.direct);
     batch->open = NULL;
 }
 
 mtp_status mtp__batch_announce_packed(mtp__batch *batch, const mtp__dataset_entry *entry, int64_t length)
 {
     const mtp__shard *shard = entry->shard;
+    if (batch->reader.bounce) return MTP_OK; /* the page cache has no part in it */
     MTP_TRY(open_shard(batch, shard));
-    mtp__shard_announce(shard, batch->fd, entry->row, MTP__STORE_HIDDEN, 0, length);
+    mtp__shard_announce(shard, batch->reader.fd, entry->row, MTP__STORE_HIDDEN, 0, length);
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
         const mtp__row_range rows = mtp__batch_rows(batch, entry, type, length);
-        mtp__shard_announce(shard, batch->fd, entry->row, (mtp__store_field)(MTP__STORE_KV + type), rows.begin,
+        mtp__shard_announce(shard, batch->reader.fd, entry->row, (mtp__store_field)(MTP__STORE_KV + type), rows.begin,
                             rows.end);
     }
     return MTP_OK;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "data/mixture.h"
 #include "mtp/loss.h"
@@ -20,18 +21,52 @@ static void most_that_fit(const mtp_loader *loader, int64_t *tokens, int64_t *do
     *documents = !dataset->mixed && dataset->count < *tokens ? dataset->count : *tokens;
 }
 
+/* Does the page cache hold the shards without pushing out everything else? */
+static bool fit_in_memory(const mtp_dataset *dataset)
+{
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < dataset->num_parts; i++)
+        if (dataset->parts[i].shard) bytes += dataset->parts[i].shard->file_size;
+    const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages <= 0 || size <= 0 || bytes <= (uint64_t)pages * (uint64_t)size / 2;
+}
+
+/* Settle direct_io: ON or OFF. Every file system of the shards is asked. */
+static mtp_status choose_direct(mtp_loader *loader)
+{
+    mtp_direct_io *choice = &loader->options.direct_io;
+    const bool is_auto = *choice == MTP_DIRECT_IO_AUTO;
+    if (is_auto) *choice = fit_in_memory(loader->dataset) ? MTP_DIRECT_IO_OFF : MTP_DIRECT_IO_ON;
+    for (int64_t i = 0; i < loader->dataset->num_parts && *choice == MTP_DIRECT_IO_ON; i++) {
+        int fd;
+        const mtp__shard *shard = loader->dataset->parts[i].shard;
+        if (!shard) continue;
+        const mtp_status status = mtp__shard_file_direct(shard, &fd);
+        if (status == MTP_OK) close(fd);
+        if (is_auto && status == MTP_E_UNSUPPORTED)
+            *choice = MTP_DIRECT_IO_OFF;
+        else
+            MTP_TRY(status);
+    }
+    if (is_auto && *choice == MTP_DIRECT_IO_ON)
+        mtp_log(loader->options.logger, MTP_LOG_INFO,
+                "loader: the shards are larger than half the memory and are read past the page cache (direct_io)");
+    return MTP_OK;
+}
+
 static mtp_status create_slots(mtp_loader *loader)
 {
     int64_t tokens, documents;
     most_that_fit(loader, &tokens, &documents);
     const int64_t wanted = loader->options.prefetch + 2;
+    mtp__batch_shape shape = mtp__batch_shape_of(loader->dataset, tokens, documents);
+    shape.direct = loader->options.direct_io == MTP_DIRECT_IO_ON;
     loader->slots = calloc((size_t)wanted, sizeof *loader->slots);
     if (!loader->slots) return MTP_FAIL(MTP_E_MEMORY, "no memory for the loader");
     for (int64_t i = 0; i < wanted; i++) {
-        MTP_TRY_AT(
-            mtp__batch_create(loader->dataset, tokens, documents, loader->options.allocator, &loader->slots[i].batch),
-            "batch %lld of %lld that the loader keeps; lower prefetch or tokens_per_batch", (long long)i + 1,
-            (long long)wanted);
+        MTP_TRY_AT(mtp__batch_create(loader->dataset, &shape, loader->options.allocator, &loader->slots[i].batch),
+                   "batch %lld of %lld that the loader keeps; lower prefetch or tokens_per_batch", (long long)i + 1,
+                   (long long)wanted);
         loader->num_slots++;
         loader->stats.memory_bytes += loader->slots[i].batch->bytes;
     }
@@ -103,6 +138,7 @@ static mtp_status check_options(const mtp_loader_options *options)
     MTP_REQUIRE(options->prefetch >= 1 && options->prefetch <= 65536);
     MTP_REQUIRE(options->num_workers >= 0 && options->num_workers <= 65536);
     MTP_REQUIRE(options->overlong >= MTP_OVERLONG_ERROR && options->overlong <= MTP_OVERLONG_SKIP);
+    MTP_REQUIRE(options->direct_io >= MTP_DIRECT_IO_AUTO && options->direct_io <= MTP_DIRECT_IO_OFF);
     MTP_REQUIRE(!options->allocator || (options->allocator->alloc && options->allocator->free));
     return MTP_OK;
 }
@@ -111,6 +147,7 @@ static mtp_status fill_loader(mtp_loader *loader)
 {
     /* the first plan says now what is wrong with every epoch */
     MTP_TRY(mtp__plan_create(loader->dataset, &loader->options, 0, &loader->plan));
+    MTP_TRY(choose_direct(loader));
     MTP_TRY(create_slots(loader));
     loader->options.allocator = NULL; /* the batches have it */
     MTP_TRY(report_sources(loader));

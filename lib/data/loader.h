@@ -33,7 +33,7 @@ typedef struct mtp__slot {
 
 struct mtp_loader {
     const mtp_dataset *dataset;
-    mtp_loader_options options;
+    mtp_loader_options options; /* settled: no zeros that stand for something, direct_io ON or OFF */
     mtp__slot *slots;
     int64_t num_slots;
     pthread_t *threads;

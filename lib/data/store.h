@@ -117,13 +117,29 @@ const char *mtp__shard_source(const mtp__shard *shard, int64_t sample);
 
 /* An open file of a shard. */
 mtp_status mtp__shard_file(const mtp__shard *shard, int *fd);
+/* Opened with more flags. */
+mtp_status mtp__shard_file_as(const mtp__shard *shard, int flags, int *fd);
 /* Rows [begin, end) of a field of a sample into `buffer`. When that is all of the sample's rows, their checksum is
  * compared. */
 mtp_status mtp__shard_read(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
                            int64_t end, void *buffer);
-/* The same of a field of bf16 values, which are looked through for NaN and Inf on the way. */
-mtp_status mtp__shard_read_bf16(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
-                                int64_t end, void *buffer, bool *finite);
+/* How much is read at once past the page cache, and to what offsets, sizes and memory are aligned then. */
+enum { MTP__STORE_BOUNCE = 4 << 20, MTP__STORE_BLOCK = 4096 };
+/* A way to read large fields of a shard. */
+typedef struct mtp__store_reader {
+    int fd;
+    int direct;   /* the file opened past the page cache; -1: not so */
+    void *bounce; /* [MTP__STORE_BOUNCE] at a multiple of MTP__STORE_BLOCK, with `direct` */
+} mtp__store_reader;
+/* mtp__shard_read by a reader. With `finite` the field is one of bf16 values, which are looked through for NaN and Inf
+ * on the way. */
+mtp_status mtp__shard_fetch(const mtp__shard *shard, const mtp__store_reader *reader, int64_t sample,
+                            mtp__store_field field, int64_t begin, int64_t end, void *buffer, bool *finite);
+/* The file for a reader's `direct`. MTP_E_UNSUPPORTED: its file system has no such thing. */
+mtp_status mtp__shard_file_direct(const mtp__shard *shard, int *fd);
+/* As many of the `size` bytes at an offset as one read gives, at least one; they lie at `*at` until the next read. */
+mtp_status mtp__store_pread_direct(const mtp__store_reader *reader, const char *path, uint64_t offset, size_t size,
+                                   const char **at, size_t *count);
 /* Tell the system that these rows will be read soon, so that it begins; what it makes of that is its own affair. */
 void mtp__shard_announce(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
                          int64_t end);

@@ -238,9 +238,9 @@ static mtp_status read_tail(int fd, mtp__shard *shard, const tail *found)
 
 /* ---- the whole ------------------------------------------------------------------------------------------------ */
 
-static mtp_status open_file(const char *path, int *fd, struct stat *info)
+static mtp_status open_file(const char *path, int flags, int *fd, struct stat *info)
 {
-    *fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    *fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags);
     if (*fd < 0)
         return MTP_FAIL_FOREIGN(errno == ENOENT ? MTP_E_NOT_FOUND : MTP_E_IO, errno, "cannot open: %s",
                                 strerror(errno));
@@ -260,7 +260,7 @@ static mtp_status open_shard(const char *path, mtp__shard *shard)
     struct stat info;
     tail found = {0};
     mtp__hdf5_scope scope;
-    MTP_TRY(open_file(path, &fd, &info));
+    MTP_TRY(open_file(path, 0, &fd, &info));
     shard->file_size = (uint64_t)info.st_size;
     shard->file_node = (uint64_t)info.st_ino;
     shard->file_time = time_of(&info);
@@ -327,8 +327,13 @@ const char *mtp__shard_source(const mtp__shard *shard, int64_t sample)
 
 mtp_status mtp__shard_file(const mtp__shard *shard, int *fd)
 {
+    return mtp__shard_file_as(shard, 0, fd);
+}
+
+mtp_status mtp__shard_file_as(const mtp__shard *shard, int flags, int *fd)
+{
     struct stat info;
-    MTP_TRY_AT(open_file(shard->path, fd, &info), "%s", shard->path);
+    MTP_TRY_AT(open_file(shard->path, flags, fd, &info), "%s", shard->path);
     if ((uint64_t)info.st_size == shard->file_size && (uint64_t)info.st_ino == shard->file_node &&
         time_of(&info) == shard->file_time)
         return MTP_OK;

@@ -41,39 +41,76 @@ static bool is_finite_bf16(const void *values, size_t size)
     return !bad;
 }
 
-/* In pieces that stay in a core's cache while they are looked at: the values pass through memory once. */
-static mtp_status read_rows(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
-                            int64_t end, char *buffer, bool *finite)
+/* What is looked at while values are read. */
+typedef struct looking {
+    bool checksum;
+    bool *finite; /* NULL: not asked */
+    uint32_t crc;
+} looking;
+
+enum { HOT = 256 << 10 }; /* stays in a core's cache while it is looked at, so that values pass through memory once */
+
+static void look(looking *at, const char *piece, size_t size)
 {
-    enum { HOT = 256 << 10 };
-    const mtp__store_row *row = &shard->rows[sample];
-    const size_t width = mtp__store_row_bytes(&shard->layout, field);
-    const bool whole = begin == 0 && end == num_rows(row, field);
-    uint64_t offset = shard->offsets[field] + (uint64_t)(first_row(row, field) + begin) * width;
-    uint32_t crc = 0;
-    for (size_t left = (size_t)(end - begin) * width; left > 0;) {
-        const size_t size = left < HOT ? left : HOT;
-        MTP_TRY(mtp__store_pread(fd, shard->path, offset, buffer, size));
-        if (whole) crc = mtp__crc32c(crc, buffer, size);
-        if (finite) *finite = *finite && is_finite_bf16(buffer, size);
-        buffer += size;
-        offset += size;
-        left -= size;
+    if (at->checksum) at->crc = mtp__crc32c(at->crc, piece, size);
+    if (at->finite) *at->finite = *at->finite && is_finite_bf16(piece, size);
+}
+
+static mtp_status read_cached(const mtp__shard *shard, int fd, uint64_t offset, char *buffer, size_t size, looking *at)
+{
+    while (size > 0) {
+        const size_t piece = size < HOT ? size : HOT;
+        MTP_TRY(mtp__store_pread(fd, shard->path, offset, buffer, piece));
+        look(at, buffer, piece);
+        buffer += piece;
+        offset += piece;
+        size -= piece;
     }
-    return whole && width && begin < end ? compare(shard, fd, sample, field, crc) : MTP_OK;
+    return MTP_OK;
+}
+
+static mtp_status read_direct(const mtp__shard *shard, const mtp__store_reader *reader, uint64_t offset, char *buffer,
+                              size_t size, looking *at)
+{
+    while (size > 0) {
+        const char *found;
+        size_t count;
+        MTP_TRY(mtp__store_pread_direct(reader, shard->path, offset, size, &found, &count));
+        if (count > 1 && count < size) count -= count % 2; /* whole values */
+        for (size_t done = 0; done < count;) {
+            const size_t piece = count - done < HOT ? count - done : HOT;
+            memcpy(buffer + done, found + done, piece);
+            look(at, buffer + done, piece);
+            done += piece;
+        }
+        buffer += count;
+        offset += count;
+        size -= count;
+    }
+    return MTP_OK;
+}
+
+mtp_status mtp__shard_fetch(const mtp__shard *shard, const mtp__store_reader *reader, int64_t sample,
+                            mtp__store_field field, int64_t begin, int64_t end, void *buffer, bool *finite)
+{
+    const mtp__store_row *row = &shard->rows[sample];
+    const size_t width = mtp__store_row_bytes(&shard->layout, field), size = (size_t)(end - begin) * width;
+    const uint64_t offset = shard->offsets[field] + (uint64_t)(first_row(row, field) + begin) * width;
+    looking at = {.checksum = begin == 0 && end == num_rows(row, field), .finite = finite};
+    if (finite) *finite = true;
+    if (size == 0) return MTP_OK;
+    if (reader->direct >= 0)
+        MTP_TRY(read_direct(shard, reader, offset, buffer, size, &at));
+    else
+        MTP_TRY(read_cached(shard, reader->fd, offset, buffer, size, &at));
+    return at.checksum ? compare(shard, reader->fd, sample, field, at.crc) : MTP_OK;
 }
 
 mtp_status mtp__shard_read(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
                            int64_t end, void *buffer)
 {
-    return read_rows(shard, fd, sample, field, begin, end, buffer, NULL);
-}
-
-mtp_status mtp__shard_read_bf16(const mtp__shard *shard, int fd, int64_t sample, mtp__store_field field, int64_t begin,
-                                int64_t end, void *buffer, bool *finite)
-{
-    *finite = true;
-    return read_rows(shard, fd, sample, field, begin, end, buffer, finite);
+    const mtp__store_reader reader = {.fd = fd, .direct = -1};
+    return mtp__shard_fetch(shard, &reader, sample, field, begin, end, buffer, NULL);
 }
 
 /* The system starts no more for one call than the read-ahead of the device, so the range is told in pieces. */

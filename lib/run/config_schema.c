@@ -4,6 +4,7 @@
 #include "run/config.h"
 
 static const char *const hidden_norms[] = {"label", "pre", "post", NULL};
+static const char *const direct_ios[] = {"auto", "on", "off", NULL};
 static const char *const overlongs[] = {"error", "truncate", "skip", NULL};
 static const char *const heads[] = {"flat", "masked", "hierarchical", "auto", NULL};
 static const char *const feedings[] = {"teacher", "self", NULL};
@@ -66,6 +67,9 @@ static const mtp__field fields[] = {
     {KEY("data", num_workers, INT), .value = "2", RANGE(0, 1024), FREE,
      .help = "Threads that read, each one micro-batch at a time, so that more than are read ahead have nothing to do; 0: "
              "read when a step asks. No result depends on it."},
+    {KEY("data", direct_io, CHOICE), .value = "\"auto\"", .choices = direct_ios, FREE,
+     .help = "Read stores past the page cache, which takes a third of the processor time and leaves the cache to others, but reads "
+             "the disk in every epoch: \"auto\" does it when they are larger than half the memory and the file system can."},
 
     {KEY("loss", num_speculative_steps, INT), .value = "3", RANGE(1, 64), SAME,
      .help = "Draft steps K that are trained, each on the state of the one before."},

@@ -86,9 +86,10 @@ static mtp_status plan_parameters(const mtp_train_config *c, const mtp_drafter_c
 
 /* Bytes of a batch of `tokens` tokens, in as many documents as they could be, whose hidden states and K/V are stored in
  * 16 bits. */
-static uint64_t batch_bytes(const mtp_verifier_config *verifier, int64_t tokens)
+static uint64_t batch_bytes(const mtp_verifier_config *verifier, int64_t tokens, bool direct)
 {
-    const mtp__batch_shape shape = {.places = tokens, .documents = tokens, .hidden_size = 2, .kv_size = {2, 2}};
+    const mtp__batch_shape shape = {
+        .places = tokens, .documents = tokens, .hidden_size = 2, .kv_size = {2, 2}, .direct = direct};
     return mtp__batch_bytes(verifier, &shape);
 }
 
@@ -101,7 +102,8 @@ static mtp_status plan_data(const mtp_train_config *c, const mtp_verifier_config
 {
     const int64_t held = c->gradient_accumulation_steps, ring = c->prefetch + held - 1 + 2;
     const int64_t K = c->num_speculative_steps;
-    MTP_TRY(add(plan, "loader", (uint64_t)ring * batch_bytes(verifier, c->tokens_per_batch), false,
+    const bool direct = c->direct_io == MTP_DIRECT_IO_ON; /* "auto" depends on the data */
+    MTP_TRY(add(plan, "loader", (uint64_t)ring * batch_bytes(verifier, c->tokens_per_batch, direct), false,
                 "ring of prefetched micro-batches of 16-bit values; twice this for fp32 samples and fp8 stores"));
     MTP_TRY(add(plan, "rows", (uint64_t)held * rows_bytes(c->tokens_per_batch, K), false, ""));
     return add(plan, "verifier embedding", 2 * (uint64_t)(verifier->vocab_size * verifier->hidden_size), true,
@@ -133,7 +135,7 @@ static mtp_status plan_evaluation(const mtp_train_config *c, const mtp_drafter_c
         MTP_TRY(mtp__step_plan(drafter, context, &step, MTP__STEP_EVALUATE, &arena));
         bytes += arena.used;
     }
-    bytes += batch_bytes(verifier, EVAL_TOKENS) + rows_bytes(EVAL_TOKENS, c->num_speculative_steps);
+    bytes += batch_bytes(verifier, EVAL_TOKENS, false) + rows_bytes(EVAL_TOKENS, c->num_speculative_steps);
     return add(plan, "evaluation", bytes, false, "two steps without backward, and a batch");
 }
 

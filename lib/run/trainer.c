@@ -154,6 +154,7 @@ static mtp_status open_data(mtp__trainer *t)
                                         .num_speculative_steps = c->num_speculative_steps,
                                         .prefetch = c->prefetch + c->gradient_accumulation_steps - 1,
                                         .num_workers = c->num_workers,
+                                        .direct_io = (mtp_direct_io)c->direct_io,
                                         .logger = t->logger};
     const bool split = c->validation_share > 0;
     MTP_TRY(open_training(t, split ? MTP_SPLIT_TRAINING : MTP_SPLIT_NONE, &t->train_data));

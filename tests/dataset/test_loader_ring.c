@@ -326,6 +326,93 @@ static void what_is_left_out_is_zero(void **state)
     mtp_dataset_close(dataset);
 }
 
+/* ---- past the page cache -------------------------------------------------------------------------------------- */
+
+/* Does the file system of the test directory read past the page cache? */
+static bool has_direct_io(const mtp_dataset *dataset)
+{
+    int fd;
+    const mtp_status status = mtp__shard_file_direct(mtp__dataset_at(dataset, 0).shard, &fd);
+    if (status == MTP_OK) close(fd);
+    if (status != MTP_OK) assert_int_equal(status, MTP_E_UNSUPPORTED);
+    return status == MTP_OK;
+}
+
+/* The same bits in any case, from the first to the last byte of a file, and of fields longer than is read at once. */
+static void direct_io_reads_the_same(void **state)
+{
+    (void)state;
+    enum { LONG = 140000 }; /* 4.3 MiB of local K/V */
+    const char *dir = test_dir(), *large[2] = {test_path("%s/bf16", test_dir()), test_path("%s/fp8", test_dir())};
+    test_sample sample = test_sample_make(LONG, 3, 8);
+    test_sample_write(&sample, test_path("%s/long.safetensors", dir));
+    test_sample_free(&sample);
+    mtp_pack_options pack = test_pack_options(&dir, 1, verifier);
+    mtp_pack_summary summary;
+    assert_ok(mtp_pack(large[0], &pack, &summary));
+    pack.fp8 = true;
+    assert_ok(mtp_pack(large[1], &pack, &summary));
+    const char *paths[] = {store, large[0], large[1]};
+    for (int p = 0; p < 3; p++) {
+        mtp_dataset *dataset = open_data(paths[p]);
+        mtp_loader_options options = {.tokens_per_batch = p ? LONG : BUDGET, .prefetch = 1, .num_workers = 1};
+        uint64_t expected[8];
+        size_t bytes = 0;
+        for (options.direct_io = MTP_DIRECT_IO_AUTO; options.direct_io <= MTP_DIRECT_IO_OFF; options.direct_io++) {
+            mtp_loader *loader = NULL;
+            if (options.direct_io == MTP_DIRECT_IO_ON && !has_direct_io(dataset)) {
+                assert_fails(mtp_loader_create(dataset, &options, &loader), MTP_E_UNSUPPORTED, "direct_io = \"off\"");
+                continue;
+            }
+            loader = make_loader(dataset, &options);
+            for (int i = 0; i < (p ? 1 : 8); i++) {
+                const uint64_t hash = next_hash(loader);
+                if (options.direct_io == MTP_DIRECT_IO_AUTO) expected[i] = hash;
+                assert_true(hash == expected[i]);
+            }
+            const size_t ring = mtp_loader_get_stats(loader).memory_bytes; /* the buffer is part of it */
+            if (options.direct_io == MTP_DIRECT_IO_AUTO) bytes = ring;     /* small files: through the cache */
+            if (options.direct_io == MTP_DIRECT_IO_ON) assert_true(ring >= bytes + 3 * MTP__STORE_BOUNCE);
+            if (options.direct_io == MTP_DIRECT_IO_OFF) assert_int_equal(ring, bytes);
+            mtp_loader_free(loader);
+        }
+        mtp_dataset_close(dataset);
+    }
+}
+
+/* Any range of a file: the ends of blocks, one byte, more than is read at once, beyond the end. */
+static void direct_reads_of_any_range(void **state)
+{
+    (void)state;
+    enum { SIZE = MTP__STORE_BOUNCE + 3 * MTP__STORE_BLOCK + 77 };
+    const char *path = test_path("%s/file", test_dir());
+    unsigned char *data = malloc(SIZE), *bounce = aligned_alloc(MTP__STORE_BLOCK, MTP__STORE_BOUNCE);
+    test_rng rng = {3};
+    assert_true(data && bounce);
+    for (int i = 0; i < SIZE; i++) data[i] = (unsigned char)test_below(&rng, 256);
+    test_write(path, data, SIZE);
+    const int fd = open(path, O_RDONLY | O_DIRECT);
+    if (fd >= 0) {
+        const mtp__store_reader reader = {.fd = -1, .direct = fd, .bounce = bounce};
+        static const size_t ranges[][2] = {{0, 1},       {0, SIZE}, {1, SIZE - 1}, {4095, 2},
+                                           {4096, 4096}, {5000, 9}, {SIZE - 1, 1}, {8191, MTP__STORE_BOUNCE}};
+        const char *at;
+        size_t count;
+        for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+            for (size_t offset = ranges[i][0], left = ranges[i][1]; left > 0; offset += count, left -= count) {
+                assert_ok(mtp__store_pread_direct(&reader, path, offset, left, &at, &count));
+                assert_true(count >= 1 && count <= left &&
+                            (left < 65536 ? count == left : count > 4096 || count == left));
+                assert_memory_equal(at, data + offset, count);
+            }
+        assert_fails(mtp__store_pread_direct(&reader, path, SIZE, 1, &at, &count), MTP_E_FORMAT, "ends at");
+        assert_fails(mtp__store_pread_direct(&reader, path, 2 * SIZE, 1, &at, &count), MTP_E_FORMAT, "too early");
+        close(fd);
+    }
+    free(data);
+    free(bounce);
+}
+
 /* ---- ranks ---------------------------------------------------------------------------------------------------- */
 
 /* The documents of step `step` of a run with `world` ranks of `accumulation` micro-batches, marked by how often. */
@@ -404,6 +491,8 @@ int main(void)
         cmocka_unit_test(allocators_that_fail),
         cmocka_unit_test(only_what_rows_see),
         cmocka_unit_test(what_is_left_out_is_zero),
+        cmocka_unit_test(direct_io_reads_the_same),
+        cmocka_unit_test(direct_reads_of_any_range),
         cmocka_unit_test(a_global_batch_has_the_same_documents),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

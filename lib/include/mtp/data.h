@@ -103,6 +103,15 @@ typedef struct mtp_allocator {
     void *user;
 } mtp_allocator;
 
+/* Whether a loader reads stores through the system's page cache or past it (O_DIRECT). Past it takes a third of the
+ * processor time and leaves the cache to others, but every epoch reads the disk again. */
+typedef enum mtp_direct_io {
+    MTP_DIRECT_IO_AUTO, /* past it when the shards are together larger than half the machine's memory and their file
+                           system can do it */
+    MTP_DIRECT_IO_ON,   /* MTP_E_UNSUPPORTED where the file system cannot */
+    MTP_DIRECT_IO_OFF
+} mtp_direct_io;
+
 typedef struct mtp_loader_options {
     int64_t tokens_per_batch; /* token budget of a packed batch, >= 1 */
     mtp_overlong overlong;
@@ -115,8 +124,9 @@ typedef struct mtp_loader_options {
                                       batches: K/V that none of them sees is not read and stands as zeros. 0: rows of
                                       any K */
     int64_t prefetch;              /* batches read ahead of the caller, all threads together, >= 1 */
-    int64_t num_workers; /* threads that read, each a batch at a time; more than prefetch are not started. 0: none,
-                            mtp_loader_next reads when it is called. Order and bits are the same with any number */
+    int64_t num_workers;     /* threads that read, each a batch at a time; more than prefetch are not started. 0: none,
+                                mtp_loader_next reads when it is called. Order and bits are the same with any number */
+    mtp_direct_io direct_io; /* the same bits either way */
     const mtp_allocator *allocator; /* of the ring's memory; NULL: the loader's own. Copied */
     const mtp_logger *logger;       /* what an epoch looks like, at creation; NULL: silent */
 } mtp_loader_options;

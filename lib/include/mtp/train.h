@@ -58,6 +58,7 @@ typedef struct mtp_train_config {
     bool shuffle;
     int64_t prefetch;
     int64_t num_workers;
+    int32_t direct_io; /* mtp_direct_io */
     /* [loss] */
     int64_t num_speculative_steps;
     double step_weight_beta;
