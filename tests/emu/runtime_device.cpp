@@ -50,7 +50,9 @@ void check_address(const Launch &launch, size_t argument, const void *pointer, b
         host_fault("kernel %s: argument %zu points to %s", launch.name, argument + 1, where);
     }
     const uintptr_t number = reinterpret_cast<uintptr_t>(pointer);
-    if (surely || (number > 0x10000 && number < uintptr_t(1) << 47 && mapped(number)))
+    /* Two numbers of 32 bits beside each other may look like an address: below 2^46 nothing of the host's lies but the
+     * tables of the sanitizers, which are mapped everywhere. */
+    if (surely || (number >= uintptr_t(1) << 46 && number < uintptr_t(1) << 47 && mapped(number)))
         host_fault("kernel %s: argument %zu %s a host address, %p", launch.name, argument + 1, surely ? "is" : "holds",
                    pointer);
 }
