@@ -21,8 +21,7 @@ file(GLOB sources CONFIGURE_DEPENDS cuda/*.cu)
 add_library(mtp_cuda MODULE ${sources} check.c ${CMAKE_SOURCE_DIR}/lib/base/tensor.c)
 target_include_directories(mtp_cuda PRIVATE ${CMAKE_SOURCE_DIR}/lib/include ${CMAKE_SOURCE_DIR}/lib ${CMAKE_SOURCE_DIR}/kernels)
 target_compile_definitions(mtp_cuda PRIVATE MTP__VERSION="${PROJECT_VERSION}")
-target_link_libraries(mtp_cuda PRIVATE CUDA::cublasLt CUDA::cudart_static
-  $<$<COMPILE_LANGUAGE:C>:mtp_options>)
+target_link_libraries(mtp_cuda PRIVATE CUDA::cublasLt CUDA::cudart_static)
 target_link_options(mtp_cuda PRIVATE LINKER:--version-script=${CMAKE_CURRENT_LIST_DIR}/module.map LINKER:--no-undefined)
 # -Wpedantic and -Wconversion do not apply: nvcc's own code between ours is full of both
 target_compile_options(mtp_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra -Xptxas=-v

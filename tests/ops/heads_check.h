@@ -107,7 +107,7 @@ static inline mtp_head_args heads_args(const heads *h)
 
 static inline mtp_status heads_run(mtp_device *device, heads_mode mode, mtp_head_args a)
 {
-    const mtp_backend *ops = ops_cpu();
+    const mtp_backend *ops = ops_backend();
     size_t (*size)(const mtp_device *, const mtp_head_args *) = mode == HEADS_FLAT ? ops->head_flat_scratch
                                                                 : mode == HEADS_CANDIDATES
                                                                     ? ops->head_candidates_scratch
@@ -248,7 +248,7 @@ static inline void heads_check_optional(mtp_device *device, heads_shape s)
 /* A row computed with others has the bits of the row computed alone. */
 static inline void heads_check_rows(mtp_device *device, heads_shape s)
 {
-    if (!ops_cpu()->device_info(device)->rows_exact) return;
+    if (!ops_backend()->device_info(device)->rows_exact) return;
     s.write = MTP_OVERWRITE;
     test_rng rng = {.state = 12};
     const heads h = heads_make(&rng, s);

@@ -9,6 +9,7 @@
 
 #include <math.h>
 
+#include "base/backends.h"
 #include "mtp/tensor.h"
 #include "ops.h"
 
@@ -44,11 +45,6 @@ static inline void *ops_bytes(size_t n)
     return memory + OPS_GUARD;
 }
 
-static inline mtp_scratch ops_scratch(size_t size)
-{
-    return (mtp_scratch){.data = ops_bytes(size), .size = size};
-}
-
 /* Check the guards of the buffers made since ops_owned.count was `mark` and free them. */
 static inline void ops_release_to(int mark)
 {
@@ -69,29 +65,48 @@ static inline void ops_release_buffers(void)
     ops_release_to(0);
 }
 
+/* ---- the backend under test -------------------------------------------------------------------------------------- */
+
+#include "ops_mirror.h"
+
+/* NULL: the cpu backend. */
+static inline const char *ops_device_name(void)
+{
+    const char *name = getenv("MTP_TEST_DEVICE");
+    return name && *name && strcmp(name, "cpu") != 0 ? name : NULL;
+}
+
+static inline const mtp_backend *ops_backend(void)
+{
+    return ops_device_name() ? mirror_open(ops_device_name()) : mtp__backend_cpu();
+}
+
+/* Of a device that is not the host only size and alignment of scratch count: it has its own. */
+static inline mtp_scratch ops_scratch(size_t size)
+{
+    return (mtp_scratch){.data = ops_bytes(ops_device_name() ? 64 : size), .size = size};
+}
+
 /* The same, and the devices are closed. */
 static inline void ops_release(void)
 {
     ops_release_buffers();
-    for (int i = 0; i < ops_owned.num_devices; i++) mtp__backend_cpu()->device_close(ops_owned.devices[i]);
+    for (int i = 0; i < ops_owned.num_devices; i++) ops_backend()->device_close(ops_owned.devices[i]);
     ops_owned.num_devices = 0;
 }
 
-/* A device, or NULL when this machine lacks the instruction set (NULL: the best one). */
+/* A device, or NULL when this machine lacks the instruction set (NULL: the best one). A device that is not the cpu has
+ * one, "plain". */
 static inline mtp_device *ops_open(const char *isa, int num_threads)
 {
     mtp_device *device = NULL;
     const mtp_device_options options = {.num_threads = num_threads, .isa = isa};
-    const mtp_status status = mtp__backend_cpu()->device_open(&options, &device);
+    if (ops_device_name() && isa && strcmp(isa, "plain") != 0) return NULL;
+    const mtp_status status = ops_backend()->device_open(&options, &device);
     if (status == MTP_E_UNSUPPORTED) return NULL;
     assert_ok(status);
     ops_owned.devices[ops_owned.num_devices++] = device;
     return device;
-}
-
-static inline const mtp_backend *ops_cpu(void)
-{
-    return mtp__backend_cpu();
 }
 
 /* Run a test body on two threads with each instruction set that this machine has. */

@@ -94,8 +94,8 @@ static mtp_attention_args rows(mtp_attention_args a, int64_t first, int64_t coun
 static mtp_status forward(mtp_device *device, mtp_attention_args a)
 {
     const int mark = ops_owned.count;
-    a.scratch = ops_scratch(ops_cpu()->attention_fwd_scratch(device, &a));
-    const mtp_status status = ops_cpu()->attention_fwd(device, &a);
+    a.scratch = ops_scratch(ops_backend()->attention_fwd_scratch(device, &a));
+    const mtp_status status = ops_backend()->attention_fwd(device, &a);
     ops_release_to(mark);
     return status;
 }
@@ -103,8 +103,8 @@ static mtp_status forward(mtp_device *device, mtp_attention_args a)
 static mtp_status backward(mtp_device *device, mtp_attention_args a)
 {
     const int mark = ops_owned.count;
-    a.scratch = ops_scratch(ops_cpu()->attention_bwd_scratch(device, &a));
-    const mtp_status status = ops_cpu()->attention_bwd(device, &a);
+    a.scratch = ops_scratch(ops_backend()->attention_bwd_scratch(device, &a));
+    const mtp_status status = ops_backend()->attention_bwd(device, &a);
     ops_release_to(mark);
     return status;
 }
@@ -280,7 +280,7 @@ static void same_row(const problem *one, const problem *all, int64_t r)
  * a K/V of its own that ends at the row's last key. */
 static void alone(mtp_device *device, shape s)
 {
-    if (!ops_cpu()->device_info(device)->rows_exact) return;
+    if (!ops_backend()->device_info(device)->rows_exact) return;
     test_rng rng = {.state = 75};
     const problem all = make(&rng, s, 0);
     problem one = all;
@@ -434,7 +434,7 @@ static void bad_arguments_are_named(void **state)
     p.doc_begin[1] = 0;
     a = good;
     a.scratch = ops_scratch(128);
-    assert_fails(ops_cpu()->attention_fwd(device, &a), MTP_E_ARGUMENT, "scratch has 128 bytes");
+    assert_fails(ops_backend()->attention_fwd(device, &a), MTP_E_ARGUMENT, "scratch has 128 bytes");
     assert_ok(forward(device, good));
     ops_release();
 }

@@ -5,7 +5,7 @@
 static void every_entry_is_filled(void **state)
 {
     (void)state;
-    const mtp_backend *backend = ops_cpu();
+    const mtp_backend *backend = mtp__backend_cpu();
 #define FILLED_0(op) assert_true(backend->op != NULL);
 #define FILLED_1(op)                  \
     assert_true(backend->op != NULL); \
@@ -19,13 +19,13 @@ static void a_device_says_what_it_is(void **state)
 {
     (void)state;
     mtp_device *device = ops_open(NULL, 3);
-    const mtp_device_info *info = ops_cpu()->device_info(device);
+    const mtp_device_info *info = mtp__backend_cpu()->device_info(device);
     assert_string_equal(info->backend, "cpu");
     assert_int_equal(info->num_threads, 3);
     assert_true(strlen(info->blas) > 4);
     assert_non_null(strstr(info->rows_note, info->rows_exact ? "same bits" : "depend on its place"));
     mtp_device *all = ops_open(NULL, 0);
-    assert_true(ops_cpu()->device_info(all)->num_threads >= 1);
+    assert_true(mtp__backend_cpu()->device_info(all)->num_threads >= 1);
     ops_release();
 }
 
@@ -34,19 +34,19 @@ static void unknown_options_are_refused(void **state)
     (void)state;
     mtp_device *device = NULL;
     const mtp_device_options isa = {.isa = "avx9"}, threads = {.num_threads = -1};
-    assert_fails(ops_cpu()->device_open(&isa, &device), MTP_E_UNSUPPORTED,
+    assert_fails(mtp__backend_cpu()->device_open(&isa, &device), MTP_E_UNSUPPORTED,
                  "\"avx9\" is not available; this machine has plain");
     assert_null(device);
-    assert_fails(ops_cpu()->device_open(&threads, &device), MTP_E_ARGUMENT, "-1 threads");
-    assert_fails(ops_cpu()->device_open(NULL, NULL), MTP_E_ARGUMENT, "device");
-    ops_cpu()->device_close(NULL);
+    assert_fails(mtp__backend_cpu()->device_open(&threads, &device), MTP_E_ARGUMENT, "-1 threads");
+    assert_fails(mtp__backend_cpu()->device_open(NULL, NULL), MTP_E_ARGUMENT, "device");
+    mtp__backend_cpu()->device_close(NULL);
 }
 
 static void memory_goes_there_and_back(void **state)
 {
     (void)state;
     mtp_device *device = ops_open(NULL, 1);
-    const mtp_backend *backend = ops_cpu();
+    const mtp_backend *backend = mtp__backend_cpu();
     void *memory = NULL;
     assert_ok(backend->memory_alloc(device, 100, &memory));
     assert_int_equal((uintptr_t)memory % 64, 0);

@@ -15,7 +15,7 @@ static void embeddings(mtp_device *device)
             const ops_tensor ids = ops_indices(&rng, rows, vocabulary);
             const ops_tensor y = ops_random(&rng, MTP_F32, rows, width, 3, 1.0f);
             const mtp_embed_args a = {.table = table.view, .ids = ids.view, .y = y.view};
-            assert_ok(ops_cpu()->embed_fwd(device, &a));
+            assert_ok(ops_backend()->embed_fwd(device, &a));
             const float factor = ops_rounded((float)sqrt((double)width), dtypes[d]);
             if (width == 1536 && dtypes[d] == MTP_BF16) assert_true(factor == 39.25f); /* a published value */
             for (int r = 0; r < rows; r++)
@@ -42,15 +42,15 @@ static void ids_outside_are_refused(void **state)
     const ops_tensor ids = ops_indices(&rng, 3, 10);
     mtp_embed_args a = {.table = table.view, .ids = ids.view, .y = y.view};
     ((int32_t *)ids.view.data)[2] = 10;
-    assert_fails(ops_cpu()->embed_fwd(device, &a), MTP_E_ARGUMENT, "ids[2] = 10 is outside [0, 10)");
+    assert_fails(ops_backend()->embed_fwd(device, &a), MTP_E_ARGUMENT, "ids[2] = 10 is outside [0, 10)");
     ((int32_t *)ids.view.data)[2] = -1;
-    assert_fails(ops_cpu()->embed_fwd(device, &a), MTP_E_ARGUMENT, "ids[2] = -1");
+    assert_fails(ops_backend()->embed_fwd(device, &a), MTP_E_ARGUMENT, "ids[2] = -1");
     const mtp_gather_args gather = {.src = table.view, .index = ids.view, .dst = y.view};
-    assert_fails(ops_cpu()->gather_rows(device, &gather), MTP_E_ARGUMENT, "gather_rows: index[2] = -1");
+    assert_fails(ops_backend()->gather_rows(device, &gather), MTP_E_ARGUMENT, "gather_rows: index[2] = -1");
     const mtp_gather_args scatter = {.src = y.view, .index = ids.view, .dst = y.view};
-    assert_fails(ops_cpu()->scatter_rows(device, &scatter), MTP_E_ARGUMENT, "scatter_rows: index[");
+    assert_fails(ops_backend()->scatter_rows(device, &scatter), MTP_E_ARGUMENT, "scatter_rows: index[");
     a.ids.dtype = MTP_I64;
-    assert_fails(ops_cpu()->embed_fwd(device, &a), MTP_E_ARGUMENT, "embed_fwd: ids is I64");
+    assert_fails(ops_backend()->embed_fwd(device, &a), MTP_E_ARGUMENT, "embed_fwd: ids is I64");
     ops_release();
 }
 
@@ -70,8 +70,8 @@ static void rows_move(mtp_device *device)
             const mtp_gather_args gather = {.src = src.view, .index = index.view, .dst = dst.view};
             const mtp_gather_args scatter = {
                 .src = dst.view, .index = index.view, .dst = back.view, .write = (mtp_write)write};
-            assert_ok(ops_cpu()->gather_rows(device, &gather));
-            assert_ok(ops_cpu()->scatter_rows(device, &scatter));
+            assert_ok(ops_backend()->gather_rows(device, &gather));
+            assert_ok(ops_backend()->scatter_rows(device, &scatter));
             double *gathered = ops_doubles(rows * width), *scattered = ops_doubles(count * width);
             for (int i = 0; i < count * width; i++) scattered[i] = (double)back.values[i];
             for (int r = 0; r < rows; r++)
@@ -104,7 +104,7 @@ static void conversions(mtp_device *device)
                 const ops_tensor src = ops_random(&rng, dtypes[from], rows, width, 3, 1.0f);
                 const ops_tensor dst = ops_random(&rng, dtypes[to], rows, width, 2, 1.0f);
                 const mtp_convert_args a = {.src = src.view, .dst = dst.view};
-                assert_ok(ops_cpu()->convert(device, &a));
+                assert_ok(ops_backend()->convert(device, &a));
                 for (int64_t r = 0; r < rows; r++)
                     for (int64_t i = 0; i < width; i++) {
                         const float want = ops_rounded(src.values[r * width + i], dtypes[to]);
@@ -134,7 +134,7 @@ static void sums(mtp_device *device)
         double *want = ops_doubles(5 * 20001);
         for (int64_t i = 0; i < 5 * 20001; i++)
             want[i] = 0.25 * (double)x.values[i] + (write == MTP_ACCUMULATE ? (double)y.values[i] : 0.0);
-        assert_ok(ops_cpu()->axpy(device, &a));
+        assert_ok(ops_backend()->axpy(device, &a));
         ops_expect("y", &y, want, 1e-7);
         ops_release_buffers();
     }
@@ -157,15 +157,15 @@ static void more_than_two_axes(void **state)
     mtp_view from = mtp_view_3d(x, MTP_F32, a, b, c);
     from.stride[0] = (b + 1) * c;
     const mtp_convert_args args = {.src = from, .dst = mtp_view_3d(y, MTP_F32, a, b, c)};
-    assert_ok(ops_cpu()->convert(device, &args));
+    assert_ok(ops_backend()->convert(device, &args));
     for (int i = 0; i < a; i++)
         for (int k = 0; k < b; k++) assert_memory_equal(y[i][k], x[i][k], sizeof y[i][k]);
     mtp_convert_args bad = args;
     bad.dst.shape[1] = 3;
-    assert_fails(ops_cpu()->convert(device, &bad), MTP_E_ARGUMENT, "convert: dst");
+    assert_fails(ops_backend()->convert(device, &bad), MTP_E_ARGUMENT, "convert: dst");
     bad = args;
     bad.src.dtype = MTP_I32;
-    assert_fails(ops_cpu()->convert(device, &bad), MTP_E_ARGUMENT, "convert: src is I32");
+    assert_fails(ops_backend()->convert(device, &bad), MTP_E_ARGUMENT, "convert: src is I32");
     ops_release();
 }
 

@@ -126,7 +126,7 @@ static void bad_arguments_are_named(void **state)
     h.target[1] = 1;
     a = good;
     a.scratch = ops_scratch(64);
-    assert_fails(ops_cpu()->head_flat(device, &a), MTP_E_ARGUMENT, "scratch");
+    assert_fails(ops_backend()->head_flat(device, &a), MTP_E_ARGUMENT, "scratch");
     ops_release();
 }
 

@@ -9,9 +9,9 @@ typedef enum which { FWD, DX, DW } which;
 
 static mtp_status run(mtp_device *device, which op, mtp_linear_args *a)
 {
-    const linear_op ops[] = {ops_cpu()->linear_fwd, ops_cpu()->linear_dx, ops_cpu()->linear_dw};
-    const linear_scratch sizes[] = {ops_cpu()->linear_fwd_scratch, ops_cpu()->linear_dx_scratch,
-                                    ops_cpu()->linear_dw_scratch};
+    const linear_op ops[] = {ops_backend()->linear_fwd, ops_backend()->linear_dx, ops_backend()->linear_dw};
+    const linear_scratch sizes[] = {ops_backend()->linear_fwd_scratch, ops_backend()->linear_dx_scratch,
+                                    ops_backend()->linear_dw_scratch};
     a->scratch = ops_scratch(sizes[op](device, a));
     return ops[op](device, a);
 }
@@ -170,8 +170,8 @@ static void rows_are_independent(void **state)
     (void)state;
     static const shape shapes[] = {{900, 256, 128}, {400, 70, 33}, {330, 16, 24}, {420, 500, 130}, {320, 64, 900}};
     mtp_device *device = ops_open(NULL, 2);
-    if (!ops_cpu()->device_info(device)->rows_exact) {
-        print_message("this BLAS does not keep the bits of a row: %s\n", ops_cpu()->device_info(device)->rows_note);
+    if (!ops_backend()->device_info(device)->rows_exact) {
+        print_message("this BLAS does not keep the bits of a row: %s\n", ops_backend()->device_info(device)->rows_note);
         ops_release();
         skip();
     }
@@ -205,7 +205,7 @@ static void bad_arguments_are_refused(void **state)
     assert_fails(run(device, FWD, &a), MTP_E_ARGUMENT, "x has stride 5");
     a = good;
     a.scratch = (mtp_scratch){.data = ops_bytes(64), .size = 64};
-    assert_fails(ops_cpu()->linear_fwd(device, &a), MTP_E_ARGUMENT, "linear_fwd: scratch has 64 bytes");
+    assert_fails(ops_backend()->linear_fwd(device, &a), MTP_E_ARGUMENT, "linear_fwd: scratch has 64 bytes");
     ops_release();
 }
 

@@ -39,10 +39,10 @@ static void check(mtp_device *device, int64_t rows, int64_t width, int64_t gap)
         dgate[i] = d * u * slope_of(g);
         dup[i] = d * g * sigmoid2y(g);
     }
-    assert_ok(ops_cpu()->geglu_fwd(device, &l.args));
+    assert_ok(ops_backend()->geglu_fwd(device, &l.args));
     ops_expect("y", &l.y, y, 1e-6);
     for (int64_t r = 0; r < rows; r++) memset(ops_row(&l.y, r), 0, (size_t)width * sizeof(float));
-    assert_ok(ops_cpu()->geglu_bwd(device, &l.args));
+    assert_ok(ops_backend()->geglu_bwd(device, &l.args));
     ops_expect("y again", &l.y, y, 1e-6);
     ops_expect("dgate", &l.dgate, dgate, 1e-6);
     ops_expect("dup", &l.dup, dup, 1e-6);
@@ -51,7 +51,7 @@ static void check(mtp_device *device, int64_t rows, int64_t width, int64_t gap)
     a.y = a.dy;
     a.dgate = a.gate;
     a.dup = a.up;
-    assert_ok(ops_cpu()->geglu_bwd(device, &a));
+    assert_ok(ops_backend()->geglu_bwd(device, &a));
     ops_expect("y over dy", &l.dy, y, 1e-6);
     ops_expect("dgate over gate", &l.gate, dgate, 1e-6);
     ops_expect("dup over up", &l.up, dup, 1e-6);
@@ -73,7 +73,7 @@ static void formulas_on_every_isa(void **state)
 static double loss(void *context)
 {
     const layer *l = context;
-    assert_ok(ops_cpu()->geglu_fwd(l->device, &l->args));
+    assert_ok(ops_backend()->geglu_fwd(l->device, &l->args));
     return ops_weighted_sum(&l->y, l->dy.values);
 }
 
@@ -85,7 +85,7 @@ static void gradients_are_differences(void **state)
     double *dgate = ops_doubles(rows * width), *dup = ops_doubles(rows * width);
     ops_differences(loss, &l, l.gate.view.data, rows * width, dgate);
     ops_differences(loss, &l, l.up.view.data, rows * width, dup);
-    assert_ok(ops_cpu()->geglu_bwd(l.device, &l.args));
+    assert_ok(ops_backend()->geglu_bwd(l.device, &l.args));
     ops_expect("dgate", &l.dgate, dgate, 3e-4);
     ops_expect("dup", &l.dup, dup, 3e-4);
     ops_release();
@@ -94,9 +94,9 @@ static void gradients_are_differences(void **state)
 static uint64_t hash_of_all(mtp_device *device)
 {
     const layer l = make(device, 133, 70, 1);
-    assert_ok(ops_cpu()->geglu_fwd(device, &l.args));
+    assert_ok(ops_backend()->geglu_fwd(device, &l.args));
     const uint64_t hash = ops_hash(&l.y, 0);
-    assert_ok(ops_cpu()->geglu_bwd(device, &l.args));
+    assert_ok(ops_backend()->geglu_bwd(device, &l.args));
     return ops_hash(&l.dup, ops_hash(&l.dgate, hash));
 }
 
@@ -112,16 +112,16 @@ static void bad_arguments_are_refused(void **state)
     const layer l = make(ops_open(NULL, 1), 4, 6, 0);
     mtp_geglu_args a = l.args;
     a.up.shape[1] = 5;
-    assert_fails(ops_cpu()->geglu_fwd(l.device, &a), MTP_E_ARGUMENT, "geglu_fwd: up");
+    assert_fails(ops_backend()->geglu_fwd(l.device, &a), MTP_E_ARGUMENT, "geglu_fwd: up");
     a = l.args;
     a.dy.data = NULL;
-    assert_fails(ops_cpu()->geglu_bwd(l.device, &a), MTP_E_ARGUMENT, "geglu_bwd: dy is missing");
+    assert_fails(ops_backend()->geglu_bwd(l.device, &a), MTP_E_ARGUMENT, "geglu_bwd: dy is missing");
     a = l.args;
     a.dup.dtype = MTP_BF16;
-    assert_fails(ops_cpu()->geglu_bwd(l.device, &a), MTP_E_ARGUMENT, "geglu_bwd: dup");
+    assert_fails(ops_backend()->geglu_bwd(l.device, &a), MTP_E_ARGUMENT, "geglu_bwd: dup");
     a = l.args;
     a.y.data = a.dgate.data = a.dup.data = NULL;
-    assert_ok(ops_cpu()->geglu_bwd(l.device, &a));
+    assert_ok(ops_backend()->geglu_bwd(l.device, &a));
     ops_release();
 }
 

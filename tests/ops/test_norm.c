@@ -33,7 +33,7 @@ static norm make_norm(mtp_device *device, mtp_dtype dtype, int64_t rows, int64_t
                                 .dx = n.dx.view,
                                 .dw = n.dw.view};
     if (!weight) n.args.w.data = NULL;
-    n.args.scratch = ops_scratch(ops_cpu()->rmsnorm_bwd_scratch(device, &n.args));
+    n.args.scratch = ops_scratch(ops_backend()->rmsnorm_bwd_scratch(device, &n.args));
     return n;
 }
 
@@ -78,21 +78,21 @@ static void check_norm(mtp_device *device, mtp_dtype dtype, int64_t rows, int64_
     norm n = make_norm(device, dtype, rows, width, gap, weight);
     const results e = norm_results(&n, write);
     n.args.dx_write = n.args.dw_write = write;
-    assert_ok(ops_cpu()->rmsnorm_fwd(device, &n.args));
+    assert_ok(ops_backend()->rmsnorm_fwd(device, &n.args));
     ops_expect("y", &n.y, e.y, 1e-6);
     ops_expect("rstd", &n.rstd, e.rstd, 2e-7);
-    assert_ok(ops_cpu()->rmsnorm_bwd(device, &n.args));
+    assert_ok(ops_backend()->rmsnorm_bwd(device, &n.args));
     ops_expect("dx", &n.dx, e.dx, 2e-6);
     ops_expect("dw", &n.dw, e.dw, 2e-6);
     if (write == MTP_ACCUMULATE) return;
     n.args.dx = n.args.dy; /* in place, without dw */
     n.args.dw.data = NULL;
-    assert_ok(ops_cpu()->rmsnorm_bwd(device, &n.args));
+    assert_ok(ops_backend()->rmsnorm_bwd(device, &n.args));
     ops_expect("dx over dy", &n.dy, e.dx, 2e-6);
     if (dtype != MTP_F32) return;
     n.args.y = n.args.x;
     n.args.rstd.data = NULL;
-    assert_ok(ops_cpu()->rmsnorm_fwd(device, &n.args));
+    assert_ok(ops_backend()->rmsnorm_fwd(device, &n.args));
     ops_expect("y over x", &n.x, e.y, 1e-6);
 }
 
@@ -118,7 +118,7 @@ static void norms_on_every_isa(void **state)
 static double norm_loss(void *context)
 {
     const norm *n = context;
-    assert_ok(ops_cpu()->rmsnorm_fwd(n->device, &n->args));
+    assert_ok(ops_backend()->rmsnorm_fwd(n->device, &n->args));
     return ops_weighted_sum(&n->y, n->dy.values);
 }
 
@@ -130,8 +130,8 @@ static void norm_gradients_are_differences(void **state)
     double *dx = ops_doubles(rows * width), *dw = ops_doubles(width);
     ops_differences(norm_loss, &n, n.x.view.data, rows * width, dx);
     ops_differences(norm_loss, &n, n.w.view.data, width, dw);
-    assert_ok(ops_cpu()->rmsnorm_fwd(n.device, &n.args));
-    assert_ok(ops_cpu()->rmsnorm_bwd(n.device, &n.args));
+    assert_ok(ops_backend()->rmsnorm_fwd(n.device, &n.args));
+    assert_ok(ops_backend()->rmsnorm_bwd(n.device, &n.args));
     ops_expect("dx", &n.dx, dx, 3e-4);
     ops_expect("dw", &n.dw, dw, 3e-4);
     ops_release();
@@ -169,7 +169,7 @@ static post make_post(mtp_device *device, mtp_dtype dtype, int64_t rows, int64_t
                                       .dw = p.dw.view,
                                       .dscalar = p.dscalar.view};
     if (!scalar) p.args.scalar.data = NULL;
-    p.args.scratch = ops_scratch(ops_cpu()->residual_norm_bwd_scratch(device, &p.args));
+    p.args.scratch = ops_scratch(ops_backend()->residual_norm_bwd_scratch(device, &p.args));
     return p;
 }
 
@@ -211,9 +211,9 @@ static void check_post(mtp_device *device, mtp_dtype dtype, int64_t rows, int64_
     post p = make_post(device, dtype, rows, width, gap, scalar);
     const post_results e = formulas_of_post(&p, write);
     p.args.dresidual_write = p.args.dw_write = p.args.dscalar_write = write;
-    assert_ok(ops_cpu()->residual_norm_fwd(device, &p.args));
+    assert_ok(ops_backend()->residual_norm_fwd(device, &p.args));
     ops_expect("y", &p.y, e.y, 1e-6);
-    assert_ok(ops_cpu()->residual_norm_bwd(device, &p.args));
+    assert_ok(ops_backend()->residual_norm_bwd(device, &p.args));
     ops_expect("dresidual", &p.dresidual, e.dresidual, 1e-6);
     ops_expect("dx", &p.dx, e.dx, 2e-6);
     ops_expect("dw", &p.dw, e.dw, 2e-6);
@@ -221,10 +221,10 @@ static void check_post(mtp_device *device, mtp_dtype dtype, int64_t rows, int64_
     if (write == MTP_ACCUMULATE) return;
     p.args.dresidual = p.args.dy; /* in place */
     p.args.dw.data = p.args.dscalar.data = NULL;
-    assert_ok(ops_cpu()->residual_norm_bwd(device, &p.args));
+    assert_ok(ops_backend()->residual_norm_bwd(device, &p.args));
     ops_expect("dresidual over dy", &p.dy, e.dresidual, 1e-6);
     p.args.y = p.args.residual;
-    assert_ok(ops_cpu()->residual_norm_fwd(device, &p.args));
+    assert_ok(ops_backend()->residual_norm_fwd(device, &p.args));
     ops_expect("y over residual", &p.residual, e.y, 1e-6);
 }
 
@@ -248,7 +248,7 @@ static void posts_on_every_isa(void **state)
 static double post_loss(void *context)
 {
     const post *p = context;
-    assert_ok(ops_cpu()->residual_norm_fwd(p->device, &p->args));
+    assert_ok(ops_backend()->residual_norm_fwd(p->device, &p->args));
     return ops_weighted_sum(&p->y, p->dy.values);
 }
 
@@ -263,8 +263,8 @@ static void post_gradients_are_differences(void **state)
     ops_differences(post_loss, &p, p.residual.view.data, rows * width, dr);
     ops_differences(post_loss, &p, p.w.view.data, width, dw);
     ops_differences(post_loss, &p, p.scalar.view.data, 1, ds);
-    assert_ok(ops_cpu()->residual_norm_fwd(p.device, &p.args));
-    assert_ok(ops_cpu()->residual_norm_bwd(p.device, &p.args));
+    assert_ok(ops_backend()->residual_norm_fwd(p.device, &p.args));
+    assert_ok(ops_backend()->residual_norm_bwd(p.device, &p.args));
     ops_expect("dx", &p.dx, dx, 3e-4);
     ops_expect("dresidual", &p.dresidual, dr, 3e-4);
     ops_expect("dw", &p.dw, dw, 3e-4);
@@ -277,12 +277,12 @@ static void post_gradients_are_differences(void **state)
 static uint64_t hash_of_all(mtp_device *device)
 {
     const norm n = make_norm(device, MTP_BF16, 1000, 48, 0, true);
-    assert_ok(ops_cpu()->rmsnorm_fwd(device, &n.args));
-    assert_ok(ops_cpu()->rmsnorm_bwd(device, &n.args));
+    assert_ok(ops_backend()->rmsnorm_fwd(device, &n.args));
+    assert_ok(ops_backend()->rmsnorm_bwd(device, &n.args));
     const uint64_t hash = ops_hash(&n.dw, ops_hash(&n.dx, ops_hash(&n.y, 0)));
     const post p = make_post(device, MTP_F32, 777, 130, 0, true);
-    assert_ok(ops_cpu()->residual_norm_fwd(device, &p.args));
-    assert_ok(ops_cpu()->residual_norm_bwd(device, &p.args));
+    assert_ok(ops_backend()->residual_norm_fwd(device, &p.args));
+    assert_ok(ops_backend()->residual_norm_bwd(device, &p.args));
     return ops_hash(&p.dscalar, ops_hash(&p.dw, ops_hash(&p.dx, ops_hash(&p.y, hash))));
 }
 
@@ -298,8 +298,8 @@ static void rows_are_independent(void **state)
     enum { rows = 70, width = 45 };
     mtp_device *device = ops_open(NULL, 2);
     const norm n = make_norm(device, MTP_BF16, rows, width, 0, true);
-    assert_ok(ops_cpu()->rmsnorm_fwd(device, &n.args));
-    assert_ok(ops_cpu()->rmsnorm_bwd(device, &n.args));
+    assert_ok(ops_backend()->rmsnorm_fwd(device, &n.args));
+    assert_ok(ops_backend()->rmsnorm_bwd(device, &n.args));
     test_rng rng = {1};
     const ops_tensor y = ops_random(&rng, MTP_F32, 1, width, 0, 1.0f),
                      dx = ops_random(&rng, MTP_F32, 1, width, 0, 1.0f);
@@ -310,8 +310,8 @@ static void rows_are_independent(void **state)
         a.rstd = mtp_view_rows(a.rstd, r, 1);
         a.y = y.view;
         a.dx = dx.view;
-        assert_ok(ops_cpu()->rmsnorm_fwd(device, &a));
-        assert_ok(ops_cpu()->rmsnorm_bwd(device, &a));
+        assert_ok(ops_backend()->rmsnorm_fwd(device, &a));
+        assert_ok(ops_backend()->rmsnorm_bwd(device, &a));
         assert_memory_equal(ops_row(&y, 0), ops_row(&n.y, r), width * sizeof(float));
         assert_memory_equal(ops_row(&dx, 0), ops_row(&n.dx, r), width * sizeof(float));
     }
@@ -325,24 +325,25 @@ static void bad_arguments_are_refused(void **state)
     const norm n = make_norm(device, MTP_F32, 4, 6, 0, true);
     mtp_rmsnorm_args a = n.args;
     a.w.shape[0] = 5;
-    assert_fails(ops_cpu()->rmsnorm_fwd(device, &a), MTP_E_ARGUMENT, "rmsnorm_fwd: w");
+    assert_fails(ops_backend()->rmsnorm_fwd(device, &a), MTP_E_ARGUMENT, "rmsnorm_fwd: w");
     a = n.args;
     a.rstd.data = NULL;
-    assert_fails(ops_cpu()->rmsnorm_bwd(device, &a), MTP_E_ARGUMENT, "rmsnorm_bwd: rstd is missing");
+    assert_fails(ops_backend()->rmsnorm_bwd(device, &a), MTP_E_ARGUMENT, "rmsnorm_bwd: rstd is missing");
     a = n.args;
     a.dx = a.dy;
     a.dx_write = MTP_ACCUMULATE;
-    assert_fails(ops_cpu()->rmsnorm_bwd(device, &a), MTP_E_ARGUMENT, "only when it is overwritten");
+    assert_fails(ops_backend()->rmsnorm_bwd(device, &a), MTP_E_ARGUMENT, "only when it is overwritten");
     a = n.args;
     a.scratch.size = 8;
-    assert_fails(ops_cpu()->rmsnorm_bwd(device, &a), MTP_E_ARGUMENT, "scratch has 8 bytes");
+    assert_fails(ops_backend()->rmsnorm_bwd(device, &a), MTP_E_ARGUMENT, "scratch has 8 bytes");
     const post p = make_post(device, MTP_F32, 4, 6, 0, true);
     mtp_residual_norm_args b = p.args;
     b.scalar.dtype = MTP_BF16;
-    assert_fails(ops_cpu()->residual_norm_fwd(device, &b), MTP_E_ARGUMENT, "residual_norm_fwd: scalar");
+    assert_fails(ops_backend()->residual_norm_fwd(device, &b), MTP_E_ARGUMENT, "residual_norm_fwd: scalar");
     b = p.args;
     b.residual.data = NULL;
-    assert_fails(ops_cpu()->residual_norm_bwd(device, &b), MTP_E_ARGUMENT, "residual_norm_bwd: residual is missing");
+    assert_fails(ops_backend()->residual_norm_bwd(device, &b), MTP_E_ARGUMENT,
+                 "residual_norm_bwd: residual is missing");
     ops_release();
 }
 

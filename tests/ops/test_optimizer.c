@@ -49,7 +49,7 @@ static void steps(mtp_device *device)
             p[i] *= 1 - 1e-3 * 0.1;
             p[i] -= 1e-3 / (1 - pow(0.9, step)) * m[i] / (sqrt(v[i]) / sqrt(1 - pow(0.999, step)) + 1e-8);
         }
-        assert_ok(ops_cpu()->adamw(device, &a));
+        assert_ok(ops_backend()->adamw(device, &a));
         ops_expect("m", &s.m, m, 1e-6);
         ops_expect("v", &s.v, v, 1e-6);
         ops_expect("p", &s.p, p, 1e-6);
@@ -75,7 +75,7 @@ static void the_update_is_accurate(void **state)
         want[i] = -1e-3 * gradient / (fabs(gradient) + 1e-8);
     }
     const mtp_adamw_args a = arguments(&s, 1);
-    assert_ok(ops_cpu()->adamw(device, &a));
+    assert_ok(ops_backend()->adamw(device, &a));
     ops_expect("update", &s.p, want, 2e-6);
     ops_release();
 }
@@ -90,8 +90,8 @@ static void sum_of_squares(mtp_device *device)
         long double want = 0;
         for (int64_t i = 0; i < sizes[k]; i++) want += (long double)x.values[i] * (long double)x.values[i];
         mtp_sumsq_args a = {.x = x.view, .result = &got};
-        a.scratch = ops_scratch(ops_cpu()->sumsq_scratch(device, &a));
-        assert_ok(ops_cpu()->sumsq(device, &a));
+        a.scratch = ops_scratch(ops_backend()->sumsq_scratch(device, &a));
+        assert_ok(ops_backend()->sumsq(device, &a));
         assert_true(fabsl((long double)got - want) <= 1e-13L * want);
         ops_release_buffers();
     }
@@ -107,11 +107,11 @@ static uint64_t hash_of_all(mtp_device *device)
 {
     const state4 s = make(150001);
     const mtp_adamw_args a = arguments(&s, 3);
-    assert_ok(ops_cpu()->adamw(device, &a));
+    assert_ok(ops_backend()->adamw(device, &a));
     double sum;
     mtp_sumsq_args squares = {.x = s.p.view, .result = &sum};
-    squares.scratch = ops_scratch(ops_cpu()->sumsq_scratch(device, &squares));
-    assert_ok(ops_cpu()->sumsq(device, &squares));
+    squares.scratch = ops_scratch(ops_backend()->sumsq_scratch(device, &squares));
+    assert_ok(ops_backend()->sumsq(device, &squares));
     uint64_t bits;
     memcpy(&bits, &sum, sizeof bits);
     return ops_hash(&s.v, ops_hash(&s.m, ops_hash(&s.p, bits)));
@@ -129,21 +129,21 @@ static void bad_arguments_are_refused(void **state)
     mtp_device *device = ops_open(NULL, 1);
     const state4 s = make(10);
     mtp_adamw_args a = arguments(&s, 0);
-    assert_fails(ops_cpu()->adamw(device, &a), MTP_E_ARGUMENT, "step is 0");
+    assert_fails(ops_backend()->adamw(device, &a), MTP_E_ARGUMENT, "step is 0");
     a = arguments(&s, 1);
     a.m.shape[0] = 9;
-    assert_fails(ops_cpu()->adamw(device, &a), MTP_E_ARGUMENT, "adamw: m");
+    assert_fails(ops_backend()->adamw(device, &a), MTP_E_ARGUMENT, "adamw: m");
     a = arguments(&s, 1);
     a.beta2 = 1.0;
-    assert_fails(ops_cpu()->adamw(device, &a), MTP_E_ARGUMENT, "beta2 = 1");
+    assert_fails(ops_backend()->adamw(device, &a), MTP_E_ARGUMENT, "beta2 = 1");
     a = arguments(&s, 1);
     a.lr = NAN;
-    assert_fails(ops_cpu()->adamw(device, &a), MTP_E_ARGUMENT, "lr = ");
+    assert_fails(ops_backend()->adamw(device, &a), MTP_E_ARGUMENT, "lr = ");
     test_rng rng = {1};
     const ops_tensor strided = ops_random(&rng, MTP_F32, 3, 4, 1, 1.0f);
     double sum;
     const mtp_sumsq_args squares = {.x = strided.view, .result = &sum, .scratch = ops_scratch(64)};
-    assert_fails(ops_cpu()->sumsq(device, &squares), MTP_E_ARGUMENT, "x is not contiguous");
+    assert_fails(ops_backend()->sumsq(device, &squares), MTP_E_ARGUMENT, "x is not contiguous");
     ops_release();
 }
 

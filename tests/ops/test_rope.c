@@ -17,7 +17,7 @@ static void table_is_fp32(void **state)
                                    .inv_freq = mtp_view_1d(inv_freq, MTP_F32, half),
                                    .cos = cosine.view,
                                    .sin = sine.view};
-    assert_ok(ops_cpu()->rope_table(device, &a));
+    assert_ok(ops_backend()->rope_table(device, &a));
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < half; i++) {
             const float angle = (float)positions[r] * inv_freq[i];
@@ -29,9 +29,9 @@ static void table_is_fp32(void **state)
     mtp_rope_table_args bad = a;
     const int32_t beyond[rows] = {0, 0, (1 << 24) + 1, 0, 0}, below[rows] = {0, 0, 0, 0, -1};
     bad.positions.data = (void *)(uintptr_t)beyond;
-    assert_fails(ops_cpu()->rope_table(device, &bad), MTP_E_ARGUMENT, "positions[2] = 16777217");
+    assert_fails(ops_backend()->rope_table(device, &bad), MTP_E_ARGUMENT, "positions[2] = 16777217");
     bad.positions.data = (void *)(uintptr_t)below;
-    assert_fails(ops_cpu()->rope_table(device, &bad), MTP_E_ARGUMENT, "positions[4] = -1");
+    assert_fails(ops_backend()->rope_table(device, &bad), MTP_E_ARGUMENT, "positions[4] = -1");
     ops_release();
 }
 
@@ -77,12 +77,12 @@ static double *rotated(const heads *h, double sign)
 static void check(mtp_device *device, int64_t rows, int64_t count, int64_t width, int64_t gap)
 {
     heads h = make(device, rows, count, width, gap);
-    assert_ok(ops_cpu()->rope_fwd(device, &h.args));
+    assert_ok(ops_backend()->rope_fwd(device, &h.args));
     ops_expect("y", &h.y, rotated(&h, 1.0), 1e-6);
-    assert_ok(ops_cpu()->rope_bwd(device, &h.args));
+    assert_ok(ops_backend()->rope_bwd(device, &h.args));
     ops_expect("dx", &h.y, rotated(&h, -1.0), 1e-6);
     h.args.y = h.args.x;
-    assert_ok(ops_cpu()->rope_fwd(device, &h.args));
+    assert_ok(ops_backend()->rope_fwd(device, &h.args));
     ops_expect("y in place", &h.x, rotated(&h, 1.0), 1e-6);
 }
 
@@ -102,7 +102,7 @@ static void rotations_on_every_isa(void **state)
 static double loss(void *context)
 {
     const heads *h = context;
-    assert_ok(ops_cpu()->rope_fwd(h->device, &h->args));
+    assert_ok(ops_backend()->rope_fwd(h->device, &h->args));
     return ops_weighted_sum(&h->y, h->y.values);
 }
 
@@ -113,7 +113,7 @@ static void the_gradient_is_the_inverse_rotation(void **state)
     double *differences = ops_doubles(40);
     ops_differences(loss, &h, h.x.view.data, 40, differences);
     memcpy(h.x.view.data, h.y.values, 40 * sizeof(float)); /* the weights of the loss are dy */
-    assert_ok(ops_cpu()->rope_bwd(h.device, &h.args));
+    assert_ok(ops_backend()->rope_bwd(h.device, &h.args));
     ops_expect("dx", &h.y, differences, 1e-4);
     ops_release();
 }
@@ -121,7 +121,7 @@ static void the_gradient_is_the_inverse_rotation(void **state)
 static uint64_t hash_of_all(mtp_device *device)
 {
     const heads h = make(device, 77, 3, 34, 1);
-    assert_ok(ops_cpu()->rope_fwd(device, &h.args));
+    assert_ok(ops_backend()->rope_fwd(device, &h.args));
     return ops_hash(&h.y, 0);
 }
 
@@ -137,10 +137,10 @@ static void bad_arguments_are_refused(void **state)
     const heads h = make(ops_open(NULL, 1), 3, 2, 8, 0);
     mtp_rope_args a = h.args;
     a.x.shape[2] = 7;
-    assert_fails(ops_cpu()->rope_fwd(h.device, &a), MTP_E_ARGUMENT, "must be even");
+    assert_fails(ops_backend()->rope_fwd(h.device, &a), MTP_E_ARGUMENT, "must be even");
     a = h.args;
     a.cos.shape[1] = 3;
-    assert_fails(ops_cpu()->rope_bwd(h.device, &a), MTP_E_ARGUMENT, "rope_bwd: cos");
+    assert_fails(ops_backend()->rope_bwd(h.device, &a), MTP_E_ARGUMENT, "rope_bwd: cos");
     ops_release();
 }
 

@@ -7,8 +7,8 @@ static int32_t *run(mtp_device *device, const ops_tensor *scores, int64_t k)
     const int64_t R = ops_rows(scores);
     int32_t *selected = ops_bytes((size_t)(R * k) * sizeof(int32_t));
     mtp_topk_args a = {.scores = scores->view, .selected = mtp_view_2d(selected, MTP_I32, R, k)};
-    a.scratch = ops_scratch(ops_cpu()->topk_scratch(device, &a));
-    assert_ok(ops_cpu()->topk(device, &a));
+    a.scratch = ops_scratch(ops_backend()->topk_scratch(device, &a));
+    assert_ok(ops_backend()->topk(device, &a));
     return selected;
 }
 
@@ -107,12 +107,12 @@ static void bad_arguments_are_named(void **state)
     int32_t selected[8];
     mtp_topk_args a = {.scores = mtp_view_2d(scores, MTP_F32, 2, 3), .selected = mtp_view_2d(selected, MTP_I32, 2, 4)};
     a.scratch = ops_scratch(1024);
-    assert_fails(ops_cpu()->topk(device, &a), MTP_E_ARGUMENT, "4 of the 3 scores");
+    assert_fails(ops_backend()->topk(device, &a), MTP_E_ARGUMENT, "4 of the 3 scores");
     a.selected = mtp_view_2d(selected, MTP_I32, 1, 2);
-    assert_fails(ops_cpu()->topk(device, &a), MTP_E_ARGUMENT, "selected is I32 [1, 2]; it must be I32 [2, any]");
+    assert_fails(ops_backend()->topk(device, &a), MTP_E_ARGUMENT, "selected is I32 [1, 2]; it must be I32 [2, any]");
     a.selected = mtp_view_2d(selected, MTP_I32, 2, 2);
     a.scratch.size = 0;
-    assert_fails(ops_cpu()->topk(device, &a), MTP_E_ARGUMENT, "scratch");
+    assert_fails(ops_backend()->topk(device, &a), MTP_E_ARGUMENT, "scratch");
     ops_release();
 }
 

@@ -56,11 +56,11 @@ static void formula(mtp_device *device)
     for (size_t i = 0; i < NUM_SIZES; i++) {
         const problem p = make(&rng, i);
         mtp_xent_args a = args(&p);
-        assert_ok(ops_cpu()->xent(device, &a));
+        assert_ok(ops_backend()->xent(device, &a));
         check(&p, &p.dlogits);
         const uint64_t loss = ops_hash(&p.loss, 0), gradient = ops_hash(&p.dlogits, 0);
         a.dlogits = a.logits; /* in place, with the same bits */
-        assert_ok(ops_cpu()->xent(device, &a));
+        assert_ok(ops_backend()->xent(device, &a));
         check(&p, &p.logits);
         assert_true(ops_hash(&p.loss, 0) == loss && ops_hash(&p.logits, 0) == gradient);
         ops_release_buffers();
@@ -83,7 +83,7 @@ static void small_losses_keep_their_digits(void **state)
     const mtp_xent_args a = {.logits = mtp_view_2d(logits, MTP_F32, 1, 2),
                              .target = mtp_view_1d(&target, MTP_I32, 1),
                              .loss = mtp_view_1d(&loss, MTP_F32, 1)};
-    assert_ok(ops_cpu()->xent(device, &a));
+    assert_ok(ops_backend()->xent(device, &a));
     const double want = log1p(exp(-10.0));
     assert_true(fabs((double)loss - want) < 1e-2 * want); /* 1 + e^-10 has 2^-24 of resolution in the sum */
     ops_release();
@@ -94,7 +94,7 @@ static uint64_t run_once(mtp_device *device)
     test_rng rng = {.state = 62};
     const problem p = make(&rng, 7);
     const mtp_xent_args a = args(&p);
-    assert_ok(ops_cpu()->xent(device, &a));
+    assert_ok(ops_backend()->xent(device, &a));
     return ops_hash(&p.dlogits, ops_hash(&p.loss, 0));
 }
 
@@ -111,7 +111,7 @@ static void a_row_alone_has_the_same_bits(void **state)
     test_rng rng = {.state = 63};
     const problem all = make(&rng, 5);
     const mtp_xent_args a = args(&all);
-    assert_ok(ops_cpu()->xent(device, &a));
+    assert_ok(ops_backend()->xent(device, &a));
     for (int64_t r = 0; r < sizes[5].R; r++) {
         float loss;
         float *gradient = ops_bytes((size_t)sizes[5].N * sizeof(float));
@@ -120,7 +120,7 @@ static void a_row_alone_has_the_same_bits(void **state)
                                    .scale = mtp_view_rows(a.scale, r, 1),
                                    .loss = mtp_view_1d(&loss, MTP_F32, 1),
                                    .dlogits = mtp_view_2d(gradient, MTP_F32, 1, sizes[5].N)};
-        assert_ok(ops_cpu()->xent(device, &one));
+        assert_ok(ops_backend()->xent(device, &one));
         assert_memory_equal(&loss, ops_row(&all.loss, 0) + r, sizeof loss);
         assert_memory_equal(gradient, ops_row(&all.dlogits, r), (size_t)sizes[5].N * sizeof(float));
     }
@@ -137,7 +137,7 @@ static double weighted_loss(void *context)
     const total *t = context;
     mtp_xent_args a = args(t->p);
     a.dlogits.data = NULL;
-    assert_ok(ops_cpu()->xent(t->device, &a));
+    assert_ok(ops_backend()->xent(t->device, &a));
     return ops_weighted_sum(&t->p->loss, t->p->scale.values);
 }
 
@@ -149,7 +149,7 @@ static void gradient_matches_differences(void **state)
     const problem p = make(&rng, 3);
     t.p = &p;
     const mtp_xent_args a = args(&p);
-    assert_ok(ops_cpu()->xent(t.device, &a));
+    assert_ok(ops_backend()->xent(t.device, &a));
     double *gradient = ops_doubles(ops_rows(&p.logits) * ops_width(&p.logits));
     for (int64_t r = 0; r < ops_rows(&p.logits); r++)
         ops_differences(weighted_loss, &t, ops_row(&p.logits, r), ops_width(&p.logits),
@@ -166,13 +166,13 @@ static void bad_arguments_are_named(void **state)
     const problem p = make(&rng, 1);
     mtp_xent_args a = args(&p);
     a.scale.data = NULL;
-    assert_fails(ops_cpu()->xent(device, &a), MTP_E_ARGUMENT, "xent: scale is missing");
+    assert_fails(ops_backend()->xent(device, &a), MTP_E_ARGUMENT, "xent: scale is missing");
     a = args(&p);
     a.loss = mtp_view_1d(a.loss.data, MTP_F32, 2);
-    assert_fails(ops_cpu()->xent(device, &a), MTP_E_ARGUMENT, "loss is F32 [2]; it must be F32 [3]");
+    assert_fails(ops_backend()->xent(device, &a), MTP_E_ARGUMENT, "loss is F32 [2]; it must be F32 [3]");
     a = args(&p);
     ((int32_t *)a.target.data)[2] = 5;
-    assert_fails(ops_cpu()->xent(device, &a), MTP_E_ARGUMENT, "target[2] is 5, outside [0, 5)");
+    assert_fails(ops_backend()->xent(device, &a), MTP_E_ARGUMENT, "target[2] is 5, outside [0, 5)");
     ops_release();
 }
 
