@@ -241,18 +241,20 @@ static mtp_status cuda_upload(mtp_device *device, void *memory, const void *host
 /* What kernels noted about indices since the last download. */
 static mtp_status report(const mtp::fault *fault)
 {
-    static const char *const places[] = {"",
-                                         "embed_fwd: an id",
-                                         "gather_rows: an index",
-                                         "scatter_rows: an index",
-                                         "rope_table: a position",
-                                         "attention: a key range",
-                                         "head: a target",
-                                         "head: a selected centroid",
-                                         "head: an entry of order or slot_of"};
-    const int op = fault->op > 0 && fault->op < (int)(sizeof places / sizeof *places) ? fault->op : 0;
-    return MTP_FAIL(MTP_E_ARGUMENT, "%s is %d, outside [0, %d) (found by a kernel, reported when results are read)",
-                    places[op], fault->index, fault->limit);
+    static const char *const views[] = {"",
+                                        "embed_fwd: ids",
+                                        "gather_rows: index",
+                                        "scatter_rows: index",
+                                        "rope_table: positions",
+                                        "attention: key_begin, key_end",
+                                        "head: target",
+                                        "head: selected",
+                                        "head: order, slot_of"};
+    const int op = fault->op > 0 && fault->op < (int)(sizeof views / sizeof *views) ? fault->op : 0;
+    char at[24] = "";
+    if (fault->at >= 0) snprintf(at, sizeof at, "[%d]", fault->at);
+    return MTP_FAIL(MTP_E_ARGUMENT, "%s%s = %d is outside [0, %d) (found by a kernel, said when results are read)",
+                    views[op], at, fault->index, fault->limit);
 }
 
 static mtp_status cuda_download(mtp_device *device, void *host, const void *memory, size_t bytes)

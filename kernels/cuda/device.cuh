@@ -185,15 +185,17 @@ struct fault {
     int op;    /* fault_op */
     int index; /* the value */
     int limit; /* it must be in [0, limit) */
+    int at;    /* where it stands in its view; -1: not said */
 };
 
-/* Is index in [0, limit)? If not, say so in `fault`. */
-__device__ __forceinline__ bool in_range(fault *fault, fault_op op, int index, int limit)
+/* Is index, which stands at `at` of its view, in [0, limit)? If not, say so in `fault`. */
+__device__ __forceinline__ bool in_range(fault *fault, fault_op op, int index, int limit, int at = -1)
 {
     if (index >= 0 && index < limit) return true;
     if (atomicCAS(&fault->op, (int)FAULT_NONE, (int)op) == (int)FAULT_NONE) {
         fault->index = index;
         fault->limit = limit;
+        fault->at = at;
     }
     return false;
 }

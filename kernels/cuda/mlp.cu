@@ -14,10 +14,11 @@ struct matrix {
     int64_t stride;
 };
 
-/* tanh(sqrt(2/pi) (g + 0.044715 g^3)) */
-__device__ __forceinline__ float gelu_tanh_of(float g)
+/* 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)) with u = sqrt(2/pi) (g + 0.044715 g^3): the share of g that gelu lets through,
+ * without the cancellation of 1 + tanh for negative g. */
+__device__ __forceinline__ float share_of(float g)
 {
-    return tanhf(ROOT_2_OVER_PI * (g + CUBIC * g * g * g));
+    return 1.0f / (1.0f + expf(-2.0f * ROOT_2_OVER_PI * (g + CUBIC * g * g * g)));
 }
 
 template <int N>
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(THREADS) geglu_kernel(matrix y, matrix gate, m
         const int64_t r = p / packs, i = (p - r * packs) * N;
         const pack<N> g = load<N>(gate.data + r * gate.stride + i);
         pack<N> u = load<N>(up.data + r * up.stride + i);
-        for (int j = 0; j < N; j++) u.v[j] *= 0.5f * g.v[j] * (1.0f + gelu_tanh_of(g.v[j]));
+        for (int j = 0; j < N; j++) u.v[j] *= g.v[j] * share_of(g.v[j]);
         store<N>(y.data + r * y.stride + i, u);
     }
 }
@@ -46,9 +47,9 @@ __global__ void __launch_bounds__(THREADS)
         const pack<N> d = load<N>(dy.data + r * dy.stride + i);
         pack<N> value, to_gate, to_up;
         for (int j = 0; j < N; j++) {
-            const float x = g.v[j], t = gelu_tanh_of(x), gelu = 0.5f * x * (1.0f + t);
+            const float x = g.v[j], share = share_of(x), gelu = x * share;
             const float slope =
-                0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * ROOT_2_OVER_PI * (1.0f + 3.0f * CUBIC * x * x);
+                share + 2.0f * x * share * (1.0f - share) * ROOT_2_OVER_PI * (1.0f + 3.0f * CUBIC * x * x);
             value.v[j] = gelu * u.v[j];
             to_gate.v[j] = d.v[j] * u.v[j] * slope;
             to_up.v[j] = d.v[j] * gelu;

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < total; p += step) {
         const int64_t r = p / pairs;
         const int i = (int)(p - r * pairs), position = positions[r];
-        if (!in_range(fault, FAULT_POSITION, position, POSITION_MOST + 1)) continue;
+        if (!in_range(fault, FAULT_POSITION, position, POSITION_MOST + 1, (int)r)) continue;
         const float angle = (float)position * inv_freq[i];
         cosine[r * cos_stride + i] = cosf(angle);
         sine[r * sin_stride + i] = sinf(angle);

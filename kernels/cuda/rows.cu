@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     const int64_t r = blockIdx.x;
     const int id = ids[r];
-    if (!in_range(fault, FAULT_EMBED, id, limit)) return;
+    if (!in_range(fault, FAULT_EMBED, id, limit, (int)r)) return;
     const float factor = to_float(from_float<T>(root));
     const T *from = table + id * table_stride;
     for (int i = (int)threadIdx.x * N; i < width; i += (int)blockDim.x * N) {
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     const int64_t r = blockIdx.x;
     const int at = index[r];
-    if (!in_range(fault, FAULT_GATHER, at, limit)) return;
+    if (!in_range(fault, FAULT_GATHER, at, limit, (int)r)) return;
     for (int i = (int)threadIdx.x * N; i < width; i += (int)blockDim.x * N)
         store<N>(dst + r * dst_stride + i, load<N>(src + at * src_stride + i));
 }
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     const int64_t r = blockIdx.x;
     const int at = index[r];
-    if (!in_range(fault, FAULT_SCATTER, at, limit)) return;
+    if (!in_range(fault, FAULT_SCATTER, at, limit, (int)r)) return;
     for (int i = (int)threadIdx.x * N; i < width; i += (int)blockDim.x * N) {
         pack<N> x = load<N>(src + r * src_stride + i);
         if (accumulate) {
