@@ -47,13 +47,13 @@ static void print_failures(const golden_result *result)
                 (long long)result->integers, result->wrong_where);
 }
 
-static outcome check(const char *directory, bool verbose)
+static outcome check(const char *directory, const mtp_context_options *device, bool verbose)
 {
     golden_result result = {0};
     const char *skipped = NULL;
     const bool optimizer = exists(directory, "optimizer.json");
-    const mtp_status status =
-        optimizer ? golden_run_adamw(directory, &result) : golden_run_case(directory, &result, &skipped);
+    const mtp_status status = optimizer ? golden_run_adamw(directory, device, &result)
+                                        : golden_run_case(directory, device, &result, &skipped);
     printf("%s:", directory);
     if (status != MTP_OK) {
         printf("  FAILED\n");
@@ -75,18 +75,26 @@ static outcome check(const char *directory, bool verbose)
 int main(int argc, char **argv)
 {
     static const char usage[] =
-        "usage: golden [--verbose] DIR...\n"
+        "usage: golden [--verbose] [--device NAME] DIR...\n"
         "Checks reference cases (format: tests/data/goldens/README.md) and prints, for each, the largest error per "
-        "group; with --verbose also the tensor that has it.\n";
-    int count[3] = {0};
-    const bool verbose = argc > 1 && strcmp(argv[1], "--verbose") == 0;
-    const int first = verbose ? 2 : 1;
+        "group; with --verbose also the tensor that has it. NAME: cpu, cuda, cuda:1.\n";
+    int count[3] = {0}, first = 1;
+    bool verbose = false;
+    mtp_context_options device = {.num_threads = 0};
     if (argc > 1 && strcmp(argv[1], "--help") == 0) return fputs(usage, stdout) < 0;
-    if (argc <= first) {
+    for (; first < argc && strncmp(argv[first], "--", 2) == 0; first++) {
+        if (strcmp(argv[first], "--verbose") == 0)
+            verbose = true;
+        else if (strcmp(argv[first], "--device") == 0 && first + 1 < argc)
+            device.device = argv[++first];
+        else
+            break;
+    }
+    if (argc <= first || strncmp(argv[first], "--", 2) == 0) {
         fputs(usage, stderr);
         return 2;
     }
-    for (int i = first; i < argc; i++) count[check(argv[i], verbose)]++;
+    for (int i = first; i < argc; i++) count[check(argv[i], &device, verbose)]++;
     if (argc > first + 1) printf("%d passed, %d failed, %d skipped\n", count[PASSED], count[FAILED], count[SKIPPED]);
     return count[FAILED] ? 1 : count[PASSED] ? 0 : 77;
 }

@@ -18,7 +18,7 @@ mtp_status mtp__cpu_rope_table(mtp_device *device, const mtp_rope_table_args *a)
     const float *inv_freq = a->inv_freq.data;
     for (int64_t r = 0; r < rows; r++)
         if (positions[r] < 0 || positions[r] > POSITION_MOST)
-            return MTP_FAIL(MTP_E_ARGUMENT, "%s: positions[%lld] = %d is outside 0..2^24", op, (long long)r,
+            return MTP_FAIL(MTP_E_ARGUMENT, "%s: positions[%lld] is %d, outside 0..2^24", op, (long long)r,
                             (int)positions[r]);
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t r = 0; r < rows; r++) {

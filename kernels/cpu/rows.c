@@ -10,8 +10,8 @@ static mtp_status check_indices(const char *op, const char *name, const mtp_view
     for (int64_t r = 0; r < indices->shape[0]; r++) {
         const int32_t index = ((const int32_t *)indices->data)[r];
         if (index < 0 || index >= limit)
-            return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s[%lld] = %d is outside [0, %lld)", op, name, (long long)r,
-                            (int)index, (long long)limit);
+            return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s[%lld] is %d, outside [0, %lld)", op, name, (long long)r, (int)index,
+                            (long long)limit);
     }
     return MTP_OK;
 }

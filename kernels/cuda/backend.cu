@@ -246,14 +246,14 @@ static mtp_status report(const mtp::fault *fault)
                                         "gather_rows: index",
                                         "scatter_rows: index",
                                         "rope_table: positions",
-                                        "attention: key_begin, key_end",
+                                        "attention: key_begin or key_end",
                                         "head: target",
                                         "head: selected",
-                                        "head: order, slot_of"};
+                                        "head: order or slot_of"};
     const int op = fault->op > 0 && fault->op < (int)(sizeof views / sizeof *views) ? fault->op : 0;
     char at[24] = "";
     if (fault->at >= 0) snprintf(at, sizeof at, "[%d]", fault->at);
-    return MTP_FAIL(MTP_E_ARGUMENT, "%s%s = %d is outside [0, %d) (found by a kernel, said when results are read)",
+    return MTP_FAIL(MTP_E_ARGUMENT, "%s%s is %d, outside [0, %d) (found by a kernel, said when results are read)",
                     views[op], at, fault->index, fault->limit);
 }
 

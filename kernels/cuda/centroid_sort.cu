@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(THREADS, 4) check_order(grouped g)
     const int slot = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (slot >= g.V) return;
     const int token = g.order[slot];
-    if (in_range(g.fault, FAULT_ORDER, token, g.V) && g.slot_of[token] != slot)
+    if (in_range(g.fault, FAULT_ORDER, token, g.V, slot) && g.slot_of[token] != slot)
         in_range(g.fault, FAULT_ORDER, g.slot_of[token], 0);
 }
 
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(THREADS, 4) name_centroids(grouped g)
     const int row = (int)blockIdx.x * (THREADS / WARP) + (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     if (row >= g.R) return;
     int own = -1;
-    if (g.target && in_range(g.fault, FAULT_TARGET, g.target[row], g.V)) {
+    if (g.target && in_range(g.fault, FAULT_TARGET, g.target[row], g.V, row)) {
         const int slot = g.slot_of[g.target[row]];
         if (slot >= 0 && slot < g.V) own = slot / g.P;
     }
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(THREADS, 4) name_centroids(grouped g)
     bool found = false;
     for (int s = lane; s < g.k; s += WARP) {
         const int centroid = g.selected[row * g.selected_row + s];
-        const bool valid = in_range(g.fault, FAULT_SELECTED, centroid, g.C);
+        const bool valid = in_range(g.fault, FAULT_SELECTED, centroid, g.C, row);
         place[s] = valid ? centroid : -1;
         if (valid) atomicAdd(&count[centroid], 1);
         found = found || centroid == own;

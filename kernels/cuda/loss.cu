@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(ROW_THREADS) xent_kernel(xent_rows a)
         if (a.logits) a.logits[row * a.logits_row + i] = x;
     }
     const int target = a.target ? a.target[row] : -1;
-    const bool valid = a.target && in_range(a.fault, FAULT_TARGET, target, a.N);
+    const bool valid = a.target && in_range(a.fault, FAULT_TARGET, target, a.N, (int)row);
     if (threadIdx.x == 0) target_logit[0] = valid ? z[target] : NAN;
     const running_row all = combine_threads(r, shared); /* its barriers publish target_logit before z changes */
     if (threadIdx.x == 0) {

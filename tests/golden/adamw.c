@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/context.h"
 #include "base/error.h"
 #include "formats/json.h"
 #include "golden.h"
@@ -11,6 +12,7 @@
 enum { MAX_TENSORS = 64 };
 
 typedef struct adamw_case {
+    mtp_context *context;
     mtp_safetensors *file;
     mtp_adamw_config config;
     double learning_rate[256];
@@ -49,9 +51,10 @@ static mtp_status read_settings(const char *directory, adamw_case *c)
     return status;
 }
 
-/* Every start.<name> becomes a tensor; values and gradients live in plain memory (the cpu device). */
+/* Every start.<name> becomes a tensor in device memory, with memory for its gradient. */
 static mtp_status read_tensors(adamw_case *c)
 {
+    const mtp_backend *ops = c->context->ops;
     for (size_t i = 0; i < mtp_safetensors_count(c->file); i++) {
         const mtp_safetensors_entry *entry = mtp_safetensors_at(c->file, i);
         if (strncmp(entry->name, "start.", 6) != 0) continue;
@@ -63,11 +66,11 @@ static mtp_status read_tensors(adamw_case *c)
         tensor->name = entry->name + 6;
         tensor->value = tensor->grad = view;
         tensor->decays = view.rank > 1;
-        tensor->value.data = malloc(entry->size);
-        tensor->grad.data = malloc(entry->size);
+        tensor->value.data = tensor->grad.data = NULL;
         c->num_tensors++;
-        if (!tensor->value.data || !tensor->grad.data) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
-        memcpy(tensor->value.data, entry->data, entry->size);
+        MTP_TRY(ops->memory_alloc(c->context->device, entry->size, &tensor->value.data));
+        MTP_TRY(ops->memory_alloc(c->context->device, entry->size, &tensor->grad.data));
+        MTP_TRY(ops->upload(c->context->device, tensor->value.data, entry->data, entry->size));
     }
     return c->num_tensors ? MTP_OK : MTP_FAIL(MTP_E_DATA, "no start.<name> tensors");
 }
@@ -79,8 +82,9 @@ static mtp_status one_step(adamw_case *c, mtp__optimizer *optimizer, size_t step
         const mtp_safetensors_entry *entry;
         snprintf(name, sizeof name, "grad%zu.%s", step, c->tensors[t].name);
         MTP_TRY(mtp_safetensors_get(c->file, name, &entry));
-        MTP_TRY(mtp_safetensors_copy(entry, c->tensors[t].grad.data,
-                                     (size_t)mtp_view_count(c->tensors[t].grad) * sizeof(float)));
+        if (entry->size != (size_t)mtp_view_count(c->tensors[t].grad) * sizeof(float))
+            return MTP_FAIL(MTP_E_DATA, "%s has %zu bytes", name, entry->size);
+        MTP_TRY(c->context->ops->upload(c->context->device, c->tensors[t].grad.data, entry->data, entry->size));
     }
     double norm;
     MTP_TRY(mtp__optimizer_grad_norm(optimizer, &norm));
@@ -90,33 +94,31 @@ static mtp_status one_step(adamw_case *c, mtp__optimizer *optimizer, size_t step
     MTP_TRY(mtp__optimizer_step(optimizer, c->learning_rate[step], mtp__optimizer_clip(&c->config, norm)));
     for (int64_t t = 0; t < c->num_tensors; t++) {
         snprintf(name, sizeof name, "after%zu.%s", step, c->tensors[t].name);
-        MTP_TRY(golden_compare(result, GOLDEN_ADAMW, c->file, name, c->tensors[t].value.data,
-                               mtp_view_count(c->tensors[t].value), 0));
+        MTP_TRY(golden_compare_device(result, GOLDEN_ADAMW, c->file, name, c->context, c->tensors[t].value.data,
+                                      mtp_view_count(c->tensors[t].value), 0));
     }
     return MTP_OK;
 }
 
-mtp_status golden_run_adamw(const char *directory, golden_result *result)
+mtp_status golden_run_adamw(const char *directory, const mtp_context_options *device, golden_result *result)
 {
     adamw_case c = {0};
-    mtp_context *context = NULL;
     mtp__optimizer *optimizer = NULL;
-    const mtp_context_options options = {.num_threads = 0};
     char path[4096];
     snprintf(path, sizeof path, "%s/steps.safetensors", directory);
     mtp_status status = read_settings(directory, &c);
     if (status == MTP_OK) status = mtp_safetensors_open(path, &c.file);
+    if (status == MTP_OK) status = mtp_context_create(device, &c.context);
     if (status == MTP_OK) status = read_tensors(&c);
-    if (status == MTP_OK) status = mtp_context_create(&options, &context);
-    if (status == MTP_OK) status = mtp__optimizer_create(context, c.tensors, c.num_tensors, &c.config, &optimizer);
+    if (status == MTP_OK) status = mtp__optimizer_create(c.context, c.tensors, c.num_tensors, &c.config, &optimizer);
     for (size_t step = 0; status == MTP_OK && step < c.num_steps; step++)
         status = one_step(&c, optimizer, step, result);
     mtp__optimizer_free(optimizer);
-    mtp_context_free(context);
     for (int64_t t = 0; t < c.num_tensors; t++) {
-        free(c.tensors[t].value.data);
-        free(c.tensors[t].grad.data);
+        c.context->ops->memory_free(c.context->device, c.tensors[t].value.data);
+        c.context->ops->memory_free(c.context->device, c.tensors[t].grad.data);
     }
+    mtp_context_free(c.context);
     mtp_safetensors_close(c.file);
     return status;
 }

@@ -100,12 +100,11 @@ static mtp_status read_case(golden_case *c)
     return status;
 }
 
-static mtp_status open_data(golden_case *c)
+static mtp_status open_data(golden_case *c, const mtp_context_options *device)
 {
     char path[4096];
-    const mtp_context_options options = {.num_threads = 0};
     const mtp_dataset_options data_options = {.hidden_norm = MTP_HIDDEN_UNSET};
-    MTP_TRY(mtp_context_create(&options, &c->context));
+    MTP_TRY(mtp_context_create(device, &c->context));
     MTP_TRY(mtp_verifier_open(path_of(path, sizeof path, c, "verifier"), NULL, &c->verifier));
     const char *samples = path_of(path, sizeof path, c, "samples");
     MTP_TRY(mtp_dataset_open(&samples, 1, c->verifier, &data_options, &c->dataset));
@@ -335,7 +334,8 @@ static mtp_status compare_gradients(golden_case *c, golden_result *result, const
     for (int64_t i = 0; i < drafter->num_params; i++) {
         const mtp__param *param = &drafter->params[i];
         snprintf(name, sizeof name, "grad.%s", param->name);
-        MTP_TRY(golden_compare(result, GOLDEN_GRADIENTS, c->expected, name, param->grad, param->count, 0.01 * largest));
+        MTP_TRY(golden_compare_device(result, GOLDEN_GRADIENTS, c->expected, name, c->context, param->grad,
+                                      param->count, 0.01 * largest));
     }
     return MTP_OK;
 }
@@ -413,7 +413,8 @@ static mtp_status compare_final_weights(golden_case *c, golden_result *result, c
         const mtp__param *param = &drafter->params[i];
         if (!param->trained) continue;
         snprintf(name, sizeof name, "final.%s", param->name);
-        MTP_TRY(golden_compare(result, GOLDEN_CURVE_WEIGHTS, c->curve, name, param->value, param->count, 0));
+        MTP_TRY(golden_compare_device(result, GOLDEN_CURVE_WEIGHTS, c->curve, name, c->context, param->value,
+                                      param->count, 0));
     }
     return MTP_OK;
 }
@@ -433,7 +434,8 @@ static mtp_status check_curve(golden_case *c, golden_result *result)
     return status;
 }
 
-mtp_status golden_run_case(const char *directory, golden_result *result, const char **skipped)
+mtp_status golden_run_case(const char *directory, const mtp_context_options *device, golden_result *result,
+                           const char **skipped)
 {
     static const char *const objectives[] = {"kl", "rkl", "jsd", "tv", "nla", "lk_hybrid"};
     golden_case c = {.directory = directory};
@@ -443,7 +445,7 @@ mtp_status golden_run_case(const char *directory, golden_result *result, const c
             if (strcmp(objectives[i], c.objective) == 0) *skipped = objectives[i];
         return *skipped ? MTP_OK : MTP_FAIL(MTP_E_DATA, "%s: objective \"%s\" is unknown", directory, c.objective);
     }
-    if (status == MTP_OK) status = open_data(&c);
+    if (status == MTP_OK) status = open_data(&c, device);
     if (status == MTP_OK) status = check_forward(&c, result);
     if (status == MTP_OK) status = check_gradients(&c, result);
     if (status == MTP_OK && c.has_curve) status = check_curve(&c, result);

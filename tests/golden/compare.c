@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/context.h"
 #include "base/error.h"
 #include "base/real.h"
 #include "golden.h"
@@ -110,4 +111,17 @@ mtp_status golden_compare(golden_result *result, golden_group group, const mtp_s
     const double scale = largest + floor;
     golden_note(result, group, name, scale > 0 ? error / scale : error, count);
     return MTP_OK;
+}
+
+mtp_status golden_compare_device(golden_result *result, golden_group group, const mtp_safetensors *expected,
+                                 const char *name, const mtp_context *context, const void *got, int64_t count,
+                                 double floor)
+{
+    const size_t bytes = (size_t)count * sizeof(float);
+    float *values = malloc(bytes);
+    if (!values) return MTP_FAIL(MTP_E_MEMORY, "out of memory for %s", name);
+    mtp_status status = context->ops->download(context->device, values, got, bytes);
+    if (status == MTP_OK) status = golden_compare(result, group, expected, name, values, count, floor);
+    free(values);
+    return status;
 }

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "mtp/context.h"
 #include "mtp/safetensors.h"
 
 typedef enum golden_group {
@@ -47,9 +48,16 @@ mtp_status golden_compare(golden_result *result, golden_group group, const mtp_s
 void golden_note(golden_result *result, golden_group group, const char *name, double error, int64_t count);
 void golden_note_integer(golden_result *result, const char *name, int64_t got, int64_t want);
 
-/* A drafter case. *skipped is set (and nothing compared) for an objective that is not built, with its name. */
-mtp_status golden_run_case(const char *directory, golden_result *result, const char **skipped);
+/* The same for numbers in device memory. */
+mtp_status golden_compare_device(golden_result *result, golden_group group, const mtp_safetensors *expected,
+                                 const char *name, const mtp_context *context, const void *got, int64_t count,
+                                 double floor);
+
+/* A drafter case, on a device (mtp_context_options). *skipped is set (and nothing compared) for an objective that is
+ * not built, with its name. */
+mtp_status golden_run_case(const char *directory, const mtp_context_options *device, golden_result *result,
+                           const char **skipped);
 /* The optimizer alone: a folder with optimizer.json. */
-mtp_status golden_run_adamw(const char *directory, golden_result *result);
+mtp_status golden_run_adamw(const char *directory, const mtp_context_options *device, golden_result *result);
 
 #endif

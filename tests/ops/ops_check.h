@@ -81,6 +81,12 @@ static inline const mtp_backend *ops_backend(void)
     return ops_device_name() ? mirror_open(ops_device_name()) : mtp__backend_cpu();
 }
 
+/* What an op says about indices in its data: a device that is not the host finds them in a kernel, and says less. */
+static inline const char *ops_found(const char *host, const char *device)
+{
+    return ops_device_name() ? device : host;
+}
+
 /* Of a device that is not the host only size and alignment of scratch count: it has its own. */
 static inline mtp_scratch ops_scratch(size_t size)
 {

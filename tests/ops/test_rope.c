@@ -29,9 +29,9 @@ static void table_is_fp32(void **state)
     mtp_rope_table_args bad = a;
     const int32_t beyond[rows] = {0, 0, (1 << 24) + 1, 0, 0}, below[rows] = {0, 0, 0, 0, -1};
     bad.positions.data = (void *)(uintptr_t)beyond;
-    assert_fails(ops_backend()->rope_table(device, &bad), MTP_E_ARGUMENT, "positions[2] = 16777217");
+    assert_fails(ops_backend()->rope_table(device, &bad), MTP_E_ARGUMENT, "positions[2] is 16777217");
     bad.positions.data = (void *)(uintptr_t)below;
-    assert_fails(ops_backend()->rope_table(device, &bad), MTP_E_ARGUMENT, "positions[4] = -1");
+    assert_fails(ops_backend()->rope_table(device, &bad), MTP_E_ARGUMENT, "positions[4] is -1");
     ops_release();
 }
 
