@@ -23,10 +23,11 @@ struct attention_problem {
     int64_t q_row, q_head, o_row, o_head, lse_row, dout_row, dout_head, dq_row, dq_head;
     int64_t kv_token, kv_which, kv_head;
     int R, S, NH, NKV, D;
-    int group;      /* query heads of a K/V head */
-    int heads;      /* of them in a tile */
-    int positions;  /* of a full tile */
-    int head_tiles; /* tiles of the same positions */
+    int group;          /* query heads of a K/V head */
+    int heads;          /* of them in a tile */
+    int positions;      /* of a full tile */
+    int head_tiles;     /* tiles of the same positions */
+    int no_padding = 0; /* the last word is all ours: what a launch copies is defined */
 };
 
 struct attention_tile {

@@ -20,7 +20,7 @@ const size_t default_budget = (size_t)256 << 20;
 struct xent_rows {
     const float *z;
     int64_t z_row;
-    int N;
+    int N, no_padding;  /* what a launch copies is defined */
     const int *target;  /* NULL: no loss, no gradient */
     const float *scale; /* with dz */
     float *loss;        /* optional, as all of the following */
