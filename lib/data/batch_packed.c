@@ -1,5 +1,6 @@
 /* A document of a shard into a batch: rows of a field are rows of the batch, so each field is one range of the file,
  * read into its place. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 #include <unistd.h>
@@ -42,19 +43,24 @@ static float f8_value(uint8_t byte)
 }
 
 /* The same for 8-bit values, which stand in the last quarter, with a scale for each `width` of them. False: a scale or
- * a byte that means no number. */
+ * a byte that means no number. A piece is taken out before its place is written, which may reach into it. */
 static bool expand_f8(float *dst, const float *scales, int64_t n, int64_t width)
 {
+    enum { PIECE = 512 };
     float table[256];
-    const char *src = (const char *)dst + 3 * n;
+    uint8_t bytes[PIECE];
+    const uint8_t *src = (const uint8_t *)dst + 3 * n;
     bool good = true;
     for (int byte = 0; byte < 256; byte++) table[byte] = f8_value((uint8_t)byte);
-    for (int64_t i = 0; i < n; i++) {
-        uint8_t byte;
-        memcpy(&byte, src + i, sizeof byte);
-        const float scale = scales[i / width], value = table[byte] * scale;
-        good = good && (byte & 0x7f) != 0x7f && scale >= 0 && isfinite(value);
-        memcpy(&dst[i], &value, sizeof value);
+    for (int64_t i = 0, count; i < n; i += count) {
+        const int64_t left = width - i % width; /* of the values with this scale */
+        const float scale = scales[i / width];
+        unsigned bad = 0;
+        count = left < PIECE ? left : PIECE;
+        memcpy(bytes, src + i, (size_t)count);
+        for (int64_t j = 0; j < count; j++) bad |= (bytes[j] & 0x7fu) == 0x7fu;
+        for (int64_t j = 0; j < count; j++) dst[i + j] = table[bytes[j]] * scale;
+        good = good && !bad && scale >= 0 && scale <= FLT_MAX / 448; /* the largest magnitude of e4m3 */
     }
     return good;
 }
