@@ -121,13 +121,22 @@ static void make_keys(const mtp__batch *batch, mtp__row_range rows, int64_t widt
     }
 }
 
+/* The rows of K/V that are read: those that are seen, or all of the document where that is a 64th more at most, since a
+ * whole field has a checksum and the last two rows, say, are no price for it. */
+static mtp__row_range rows_to_read(const mtp__batch *batch, const mtp__dataset_entry *entry, int type, int64_t length)
+{
+    const mtp__row_range seen = mtp__batch_rows(batch, entry, type, length);
+    const bool nearly_all = length - (seen.end - seen.begin) <= length / 64 && length == entry->num_tokens;
+    return nearly_all ? (mtp__row_range){0, length} : seen;
+}
+
 static mtp_status read_kv(mtp__batch *batch, const mtp__dataset_entry *entry, int type, int64_t begin, int64_t length)
 {
     const mtp__store_layout *layout = &entry->shard->layout;
     const mtp_view *view = &batch->view.kv[type];
     const int64_t width = MTP__KV * layout->num_kv_heads[type] * layout->head_dim[type];
     if (width == 0) return MTP_OK;
-    const mtp__row_range rows = mtp__batch_rows(batch, entry, type, length);
+    const mtp__row_range rows = rows_to_read(batch, entry, type, length);
     char *dst = mtp__batch_clear_unread(view, begin, length, width, rows);
     const bool alone = mtp__store_parts(layout, type) == 1;
     const int64_t stored = alone ? width / MTP__KV : width;
@@ -138,6 +147,7 @@ static mtp_status read_kv(mtp__batch *batch, const mtp__dataset_entry *entry, in
     else
         MTP_TRY(read_bf16(batch, entry, field, rows, stored, view->dtype, to));
     if (alone) make_keys(batch, rows, stored, view->dtype, dst);
+    mtp__batch_clear_unread(view, begin, length, width, mtp__batch_rows(batch, entry, type, length));
     return MTP_OK;
 }
 
@@ -187,7 +197,7 @@ mtp_status mtp__batch_announce_packed(mtp__batch *batch, const mtp__dataset_entr
     MTP_TRY(open_shard(batch, shard));
     mtp__shard_announce(shard, batch->reader.fd, entry->row, MTP__STORE_HIDDEN, 0, length);
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
-        const mtp__row_range rows = mtp__batch_rows(batch, entry, type, length);
+        const mtp__row_range rows = rows_to_read(batch, entry, type, length);
         mtp__shard_announce(shard, batch->reader.fd, entry->row, (mtp__store_field)(MTP__STORE_KV + type), rows.begin,
                             rows.end);
     }
