@@ -63,7 +63,9 @@ untrained_export()
 read_store()
 {
     build/mtp pack "$work/store" "$sample/train" --verifier "$sample/verifier" --shard-size 0.005 &&
-        "$python" tests/peers/h5py_shard.py "$work/store" "$sample/train"
+        "$python" tests/peers/h5py_shard.py "$work/store" "$sample/train" &&
+        build/mtp pack "$work/store_v" "$sample/eval" --verifier "$sample/verifier" --global-v-only &&
+        "$python" tests/peers/h5py_shard.py "$work/store_v" "$sample/eval"
 }
 
 if check "build" build && check "environment" bash tests/peers/environment.sh && check "a short run" train; then
