@@ -162,7 +162,7 @@ int barrier(Vote vote, int predicate, const char *file, int line)
         barrier.vote = vote;
         barrier.file = file;
         barrier.line = line;
-    } else if (barrier.line != line || strcmp(barrier.file, file) != 0) {
+    } else if (barrier.line != line || (barrier.file != file && strcmp(barrier.file, file) != 0)) {
         kernel_fault(file, line,
                      "divergent barrier: %u threads of the block wait in __syncthreads at %s:%d, this one in another",
                      barrier.arrived, barrier.file, barrier.line);

@@ -10,8 +10,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_runtime_api.h>
-#include <vector_functions.h>
+#include <cuda_runtime.h>
 
 #include "emu/block.h"
 
@@ -32,7 +31,7 @@
 #define blockIdx (const_cast<const uint3 &>(emu::here.block_index))
 #define blockDim (const_cast<const uint3 &>(emu::here.block_dim))
 #define gridDim (const_cast<const uint3 &>(emu::here.grid_dim))
-#define warpSize 32
+constexpr int warpSize = 32;
 
 #define MTP_SHARED(type, name, ...)                              \
     using mtp_shared_##name = type __VA_ARGS__;                  \

@@ -12,7 +12,7 @@ toolkit()
     [ -x "$nvcc" ] || return 1
     local root
     root=$(cd "$(dirname "$(realpath "$nvcc")")/.." && pwd)
-    [ -e "$root/include/cuda_runtime_api.h" ] && [ -e "$root/include/cublasLt.h" ] || return 1
+    [ -e "$root/include/cuda_runtime_api.h" ] && [ -e "$root/include/cublasLt.h" ] && [ -e "$root/include/nccl.h" ] || return 1
     echo "$root/include"
 }
 if [ -z "${MTP_CUDA_FROM_PYPI:-}" ] && toolkit; then
