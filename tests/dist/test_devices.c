@@ -1,0 +1,44 @@
+/* Protects: ranks whose device memory is not host memory: gradients and, with shared moments, weights travel through
+ * host memory over Gloo, and the losses are those of one process on the same device. Both ranks use the first GPU (in
+ * the emulator's build the emulated one). */
+#include "dist.h"
+
+static void two_ranks_on_a_gpu(void **state)
+{
+    (void)state;
+    const char *alone = dist_train_with(1, "device=cuda:0", dist_max_steps(2), dist_budget(3), dist_accumulation(2));
+    const char *both = dist_train_with(2, "device=cuda:0", dist_max_steps(2), dist_budget(3), "bucket_mib=1",
+                                       "distributed.backend=gloo");
+    const char *shared = dist_train_with(2, "device=cuda:0", dist_max_steps(2), dist_budget(3), "bucket_mib=1",
+                                         "distributed.backend=gloo", "zero_stage=1");
+    dist_same_training(alone, both, 2);
+    char *a = test_train_metrics(both), *b = test_train_metrics(shared);
+    assert_string_equal(a, b);
+    free(a);
+    free(b);
+}
+
+/* Why the test cannot be made here; NULL when it can. */
+static const char *obstacle(void)
+{
+#ifndef MTP_TEST_GLOO
+    return "this build has no Gloo (MTP_GLOO=OFF)";
+#endif
+    const mtp_context_options options = {.device = "cuda:0"};
+    mtp_context *context = NULL;
+    if (mtp_context_create(&options, &context) != MTP_OK) return mtp_last_error()->message;
+    mtp_context_free(context);
+    return NULL;
+}
+
+int main(void)
+{
+    if (obstacle()) {
+        printf("skipped: %s\n", obstacle());
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_ranks_on_a_gpu),
+    };
+    return cmocka_run_group_tests(tests, dist_setup, NULL);
+}
