@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/pages.h"
 #include "base/text.h"
 
 struct mtp__saver {
@@ -145,7 +146,7 @@ static mtp_status prepare(const mtp__saver_options *options, mtp__saver *s)
     if (!s->run_directory) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a path");
     MTP_TRY(mtp__pieces_collect(options->drafter, options->optimizer, &s->share, &s->pieces));
     const size_t size = (size_t)s->pieces.num_values * sizeof(float);
-    s->values = malloc(size + sizeof(float));
+    s->values = mtp__pages_alloc(size + sizeof(float));
     if (!s->values)
         return MTP_FAIL(MTP_E_MEMORY, "out of memory for the copy that checkpoints are written from (%.1f MiB)",
                         (double)size / (1 << 20));

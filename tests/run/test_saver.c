@@ -349,6 +349,49 @@ static void a_shard_that_is_not_there_is_no_checkpoint(void **state)
     close_fixture(&f);
 }
 
+static void keep_line(void *user, mtp_log_level level, const char *line)
+{
+    if (level == MTP_LOG_WARNING) snprintf(user, 4096, "%s", line);
+}
+
+/* One shard of several is cut short, changed or gone: that checkpoint is refused by the name of the shard, and the one
+ * before it taken where any may be. */
+static void a_damaged_shard_is_named(void **state)
+{
+    (void)state;
+    static const char *const reasons[] = {"damaged or incomplete", "the checksum is not", "cannot open"};
+    fixture f = open_fixture();
+    world w = open_world(&f, 3, false);
+    for (int damage = 0; damage < 3; damage++) {
+        char warning[4096] = "";
+        const mtp_logger logger = {.write = keep_line, .user = warning};
+        mtp__manifest *m = NULL;
+        save(&w, 2 * damage + 1);
+        save(&w, 2 * damage + 2);
+        const char *directory = test_path("%s/checkpoints/step-%08d", f.run, 2 * damage + 2);
+        const char *shard = test_path("%s/shard-00001-of-00003.safetensors", directory);
+        size_t size;
+        char *bytes = test_read(shard, &size);
+        bytes[size / 2] = (char)(bytes[size / 2] ^ 4);
+        if (damage < 2)
+            test_write(shard, bytes, damage == 0 ? size - 4 : size);
+        else
+            assert_int_equal(unlink(shard), 0);
+        free(bytes);
+        assert_ok(mtp__checkpoint_find(f.run, &logger, &m));
+        assert_int_equal(m->step, 2 * damage + 1);
+        mtp__manifest_free(m);
+        if (!strstr(warning, "shard-00001-of-00003.safetensors") || !strstr(warning, reasons[damage]))
+            fail_msg("the warning does not name shard and reason \"%s\": %s", reasons[damage], warning);
+        const mtp_status status = mtp__checkpoint_find(directory, NULL, &m);
+        assert_int_not_equal(status, MTP_OK);
+        assert_non_null(strstr(mtp_last_error()->message, "shard-00001-of-00003.safetensors"));
+        assert_non_null(strstr(mtp_last_error()->message, "the newest good checkpoint beside it is"));
+    }
+    close_world(&w);
+    close_fixture(&f);
+}
+
 /* Closed in the middle of a save: nothing that looks like a checkpoint is left. */
 static void a_saver_may_be_closed_at_any_time(void **state)
 {
@@ -378,6 +421,7 @@ int main(void)
         cmocka_unit_test(a_full_disk_costs_one_checkpoint),
         cmocka_unit_test(the_rank_that_failed_is_named),
         cmocka_unit_test(a_shard_that_is_not_there_is_no_checkpoint),
+        cmocka_unit_test(a_damaged_shard_is_named),
         cmocka_unit_test(a_saver_may_be_closed_at_any_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
