@@ -8,7 +8,7 @@
 
 typedef struct mtp__verifier_key {
     int64_t heads, width; /* NKV, D; heads 0: the verifier has no such layer */
-    float *norm;          /* k_norm weight [D], NULL when the directory has none */
+    float *norm;          /* k_norm weight [D], NULL when it is not in the directory */
     double *frequency;    /* radians a position, [D / 2], NULL when the rotary scheme is not known */
     bool is_value;        /* V is n: a full layer with attention_k_eq_v */
 } mtp__verifier_key;

@@ -3,6 +3,8 @@
  * verdict. */
 #include "samples.h"
 
+#include <unistd.h>
+
 #include "mtp/check.h"
 #include "pack.h"
 
@@ -175,6 +177,28 @@ static void too_little_data(void **state)
     mtp_check_report_free(&report);
 }
 
+/* A quantised verifier, say: config.json alone, the embedding from elsewhere. What rests on k_norm is not tested. */
+static void verifier_without_weights(void **state)
+{
+    (void)state;
+    const char *bare = test_path("%s/verifier", test_dir()), *path = SAMPLE "/raw";
+    const mtp_dataset_options opening = {.hidden_norm = MTP_HIDDEN_PRE};
+    const mtp_check_options options = {.structure_only = false};
+    mtp_verifier *other = NULL;
+    mtp_check_report report;
+    int64_t untested = 0;
+    test_copy(SAMPLE "/verifier", bare);
+    assert_int_equal(unlink(test_path("%s/model.safetensors", bare)), 0);
+    assert_ok(mtp_verifier_open(bare, SAMPLE "/verifier", &other));
+    assert_ok(mtp_check_run(context, &path, 1, other, &opening, &options, NULL, NULL, &report));
+    assert_int_equal(report.num_bad, 0);
+    for (int64_t i = 0; i < report.num_evidence; i++)
+        untested += !report.evidence[i].possible && strstr(report.evidence[i].note, "no k_norm weight") != NULL;
+    assert_int_equal(untested, MTP_LAYER_TYPES);
+    mtp_check_report_free(&report);
+    mtp_verifier_close(other);
+}
+
 /* Golden data are random numbers: their structure is right, and nothing else may be asked of them. */
 static void structure_only(void **state)
 {
@@ -224,6 +248,7 @@ int main(void)
         cmocka_unit_test(wrong_norm_setting),
         cmocka_unit_test(shifts_that_all_samples_share),
         cmocka_unit_test(too_little_data),
+        cmocka_unit_test(verifier_without_weights),
         cmocka_unit_test(structure_only),
         cmocka_unit_test(interrupted),
     };
