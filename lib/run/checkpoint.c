@@ -109,8 +109,11 @@ mtp_status mtp__checkpoint_open(const char *directory, bool verify, mtp__manifes
         status = opened->directory ? check_shards(opened, verify) : MTP_FAIL(MTP_E_MEMORY, "out of memory for a path");
     }
     if (status != MTP_OK) {
+        const mtp_error first = *mtp_last_error();
         mtp__manifest_free(opened);
-        return mtp__fail_prefix(status, "checkpoint %s", directory);
+        /* a file that is missing from a directory that is there is damage like any other */
+        if (status == MTP_E_NOT_FOUND && mtp__dir_exists(directory)) status = MTP_E_DATA;
+        return mtp__fail(status, first.foreign, first.file, first.line, "checkpoint %s: %s", directory, first.message);
     }
     *manifest = opened;
     return MTP_OK;

@@ -126,9 +126,9 @@ static void a_damaged_one_is_skipped_and_named(void **state)
     refuses(directory_of(&f, 3), MTP_E_DATA, "has 1000 bytes, the manifest says");
     assert_int_equal(unlink(shard_of(&f, 2)), 0);
     finds(&f, 1);
-    refuses(directory_of(&f, 2), MTP_E_NOT_FOUND, "shard-00000-of-00001.safetensors");
+    refuses(directory_of(&f, 2), MTP_E_DATA, "shard-00000-of-00001.safetensors");
     assert_int_equal(unlink(test_path("%s/manifest.json", directory_of(&f, 1))), 0);
-    refuses(directory_of(&f, 1), MTP_E_NOT_FOUND, "manifest.json");
+    refuses(directory_of(&f, 1), MTP_E_DATA, "manifest.json");
     refuses(f.run, MTP_E_DATA, "has no good checkpoint: 4 are damaged");
     close_fixture(&f);
 }
