@@ -76,6 +76,7 @@ __device__ unsigned threshold_of(const topk_rows &a, const float *x, int *histog
         needed = __shfl_sync(ALL_LANES, rest, holder);
         prefix |= (unsigned)digit << shift;
         mask |= 255u << shift;
+        __syncwarp(); /* the histogram was read */
     }
     *equal = needed;
     return prefix;
