@@ -155,7 +155,8 @@ MTP_API void mtp_plan_free(mtp_plan *plan); /* accepts NULL */
 typedef struct mtp_train_options {
     const mtp_logger *logger;
     /* Asked after each step and each batch of an evaluation; true: finish the step, save a checkpoint, return
-     * MTP_E_INTERRUPTED. May be NULL. Called from the thread that trains. */
+     * MTP_E_INTERRUPTED. May be NULL. Called from the thread that trains. With
+     * several ranks one that says true stops all. */
     bool (*stop)(void *user);
     /* Progress: one line of the running step, without a newline. `live` lines may be overwritten by the next one (a
      * terminal), others stay (one for each logged step). May be NULL. */
@@ -182,11 +183,13 @@ typedef struct mtp_train_result {
     double loss;          /* of the last step; 0 when none was made */
 } mtp_train_result;
 
-/* Train as configured, in a context of its own. Files under output_dir: lib/run/README.md. `result` may be NULL.
- * Errors: MTP_E_CONFIG and MTP_E_DATA from what is read, MTP_E_EXISTS when output_dir holds another run, MTP_E_IO when
- * the last checkpoint cannot be written, as on a full disk (the last good one stays), MTP_E_DATA naming step and
- * samples when more than max_bad_steps steps were skipped because loss or gradient were not finite, or all of them
- * were. */
+/* Train as configured, in a context of its own; as one of several ranks when the environment says so (mtp_comm_create):
+ * all ranks call it with the same configuration, rank 0 alone calls `progress` and `report` and writes output_dir but
+ * for the shards of checkpoints, and a failure of one is the failure of all. Files under output_dir: lib/run/README.md.
+ * `result` may be NULL. Errors: MTP_E_CONFIG and MTP_E_DATA from what is read, MTP_E_EXISTS when output_dir holds
+ * another run, MTP_E_IO when the last checkpoint cannot be written, as on a full disk (the last good one stays),
+ * MTP_E_DATA naming step and samples when more than max_bad_steps steps were skipped because loss or gradient were not
+ * finite, or all of them were. */
 MTP_API mtp_status mtp_train(const mtp_train_config *config, const mtp_train_options *options,
                              mtp_train_result *result);
 
