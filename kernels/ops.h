@@ -319,6 +319,9 @@ typedef struct mtp_backend {
     mtp_status (*memory_alloc)(mtp_device *device, size_t bytes, void **memory);
     void (*memory_free)(mtp_device *device, void *memory); /* accepts NULL */
     mtp_status (*memory_zero)(mtp_device *device, void *memory, size_t bytes);
+    /* Host memory that upload and download are fastest with (pinned pages), 64-byte aligned. */
+    mtp_status (*host_alloc)(mtp_device *device, size_t bytes, void **memory);
+    void (*host_free)(mtp_device *device, void *memory); /* accepts NULL */
     mtp_status (*upload)(mtp_device *device, void *memory, const void *host, size_t bytes);
     mtp_status (*download)(mtp_device *device, void *host, const void *memory, size_t bytes);
 

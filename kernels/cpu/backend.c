@@ -139,6 +139,8 @@ const mtp_backend *mtp__backend_cpu(void)
                                         .memory_alloc = cpu_alloc,
                                         .memory_free = cpu_free,
                                         .memory_zero = cpu_zero,
+                                        .host_alloc = cpu_alloc, /* all memory is alike */
+                                        .host_free = cpu_free,
                                         .upload = cpu_upload,
                                         .download = cpu_download,
                                         MTP_OP_LIST(ROW)};

@@ -219,6 +219,28 @@ static void cuda_free(mtp_device *device, void *memory)
     cudaFree(memory);
 }
 
+/* Pinned: the copy engine reads it as it is, where other memory is copied to such pages first. */
+static mtp_status cuda_host_alloc(mtp_device *device, size_t bytes, void **memory)
+{
+    MTP_REQUIRE(memory != NULL);
+    *memory = NULL;
+    MTP_TRY(enter(device));
+    const cudaError_t error = cudaHostAlloc(memory, bytes == 0 ? 64 : bytes, cudaHostAllocDefault);
+    if (error == cudaSuccess) return MTP_OK;
+    cudaGetLastError();
+    *memory = NULL;
+    if (error != cudaErrorMemoryAllocation) return mtp__cuda_failed(error, "host_alloc", __FILE__, __LINE__);
+    return MTP_FAIL_FOREIGN(MTP_E_MEMORY, (int)error, "cuda backend: cannot pin %zu bytes (%.1f MiB) of host memory",
+                            bytes, (double)bytes / 1048576);
+}
+
+static void cuda_host_free(mtp_device *device, void *memory)
+{
+    if (!memory) return;
+    cudaSetDevice(device->ordinal);
+    cudaFreeHost(memory);
+}
+
 static mtp_status cuda_zero(mtp_device *device, void *memory, size_t bytes)
 {
     MTP_REQUIRE(memory != NULL || bytes == 0);
@@ -287,5 +309,6 @@ MTP_OP_LIST(ENTER)
 #define ROW_1(op) enter_##op, mtp__cuda_##op##_scratch,
 #define ROW(op, args, scratch) ROW_##scratch(op)
 extern const mtp_backend mtp__backend_cuda;
-const mtp_backend mtp__backend_cuda = {"cuda",     false,     cuda_list, cuda_open,   cuda_close,    cuda_info,
-                                       cuda_alloc, cuda_free, cuda_zero, cuda_upload, cuda_download, MTP_OP_LIST(ROW)};
+const mtp_backend mtp__backend_cuda = {"cuda",         false,       cuda_list,     cuda_open,       cuda_close,
+                                       cuda_info,      cuda_alloc,  cuda_free,     cuda_zero,       cuda_host_alloc,
+                                       cuda_host_free, cuda_upload, cuda_download, MTP_OP_LIST(ROW)};

@@ -141,9 +141,25 @@ static mtp_status open_training(const mtp__trainer *t, mtp_split side, mtp_datas
     return status == MTP_OK ? MTP_OK : mtp__fail_prefix(status, "sources");
 }
 
+/* The loader's ring in memory that the device copies from as fast as it can. */
+static void *ring_alloc(void *user, size_t size)
+{
+    const mtp_context *context = user;
+    void *memory = NULL;
+    return context->ops->host_alloc(context->device, size, &memory) == MTP_OK ? memory : NULL;
+}
+
+static void ring_free(void *user, void *memory, size_t size)
+{
+    const mtp_context *context = user;
+    (void)size;
+    context->ops->host_free(context->device, memory);
+}
+
 static mtp_status open_data(mtp__trainer *t)
 {
     const mtp_train_config *c = t->config;
+    const mtp_allocator pinned = {ring_alloc, ring_free, t->context};
     /* an update holds all its micro-batches at once: their counts normalise the loss */
     const mtp_loader_options options = {.tokens_per_batch = c->tokens_per_batch,
                                         .overlong = (mtp_overlong)c->overlong,
@@ -155,6 +171,7 @@ static mtp_status open_data(mtp__trainer *t)
                                         .prefetch = c->prefetch + c->gradient_accumulation_steps - 1,
                                         .num_workers = c->num_workers,
                                         .direct_io = (mtp_direct_io)c->direct_io,
+                                        .allocator = t->context->ops->memory_is_host ? NULL : &pinned,
                                         .logger = t->logger};
     const bool split = c->validation_share > 0;
     MTP_TRY(open_training(t, split ? MTP_SPLIT_TRAINING : MTP_SPLIT_NONE, &t->train_data));

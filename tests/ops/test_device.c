@@ -59,6 +59,13 @@ static void memory_goes_there_and_back(void **state)
     assert_ok(backend->download(device, back, memory, sizeof back));
     assert_true(back[49] == 0 && back[50] == 50);
     assert_fails(backend->upload(device, NULL, text, 1), MTP_E_ARGUMENT, "copy");
+    void *host = NULL;
+    assert_ok(backend->host_alloc(device, 100, &host));
+    assert_int_equal((uintptr_t)host % 64, 0);
+    assert_ok(backend->download(device, host, memory, 100));
+    assert_memory_equal(host, back, 100);
+    backend->host_free(device, host);
+    backend->host_free(device, NULL);
     backend->memory_free(device, memory);
     assert_fails(backend->memory_alloc(device, SIZE_MAX / 2, &memory), MTP_E_MEMORY, "bytes");
     assert_null(memory);
