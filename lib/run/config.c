@@ -337,6 +337,8 @@ static mtp_status check_evaluation(const mtp_train_config *c)
         return mtp__config_fail(c, "validation_share", "eval_data is given too; use one of them");
     if (c->eval_steps > 0 && !mtp__config_evaluates(c))
         return mtp__config_fail(c, "eval_steps", "needs eval_data or validation_share, in [data]");
+    if (c->precision == MTP_PRECISION_BF16 && strcmp(c->device, "cpu") == 0)
+        return mtp__config_fail(c, "precision", "\"bf16\" needs device = \"cuda\"; device \"cpu\" computes in fp32");
     if (c->keep_best && c->eval_steps == 0) return mtp__config_fail(c, "keep_best", "needs eval_steps, in [train]");
     if (c->patience > 0 && c->eval_steps == 0) return mtp__config_fail(c, "patience", "needs eval_steps, in [train]");
     return MTP_OK;
@@ -454,6 +456,9 @@ mtp_adamw_config mtp__config_adamw(const mtp_train_config *c)
 
 mtp_context_options mtp__config_context(const mtp_train_config *c, const mtp_logger *logger)
 {
-    return (mtp_context_options){
-        .device = c->device, .num_threads = (int)c->num_threads, .isa = *c->isa ? c->isa : NULL, .logger = logger};
+    return (mtp_context_options){.device = c->device,
+                                 .bf16 = c->precision == MTP_PRECISION_BF16,
+                                 .num_threads = (int)c->num_threads,
+                                 .isa = *c->isa ? c->isa : NULL,
+                                 .logger = logger};
 }

@@ -9,6 +9,7 @@ static const char *const overlongs[] = {"error", "truncate", "skip", NULL};
 static const char *const heads[] = {"flat", "masked", "hierarchical", "auto", NULL};
 static const char *const feedings[] = {"teacher", "self", NULL};
 static const char *const distributed_backends[] = {"auto", "gloo", "nccl", NULL};
+static const char *const precisions[] = {"fp32", "bf16", NULL};
 static const char *const schedulers[] = {"constant", "linear", "cosine", "wsd", NULL};
 
 #define AT(key) offsetof(mtp_train_config, key)
@@ -154,7 +155,12 @@ static const mtp__field fields[] = {
     {KEY("output", keep_every, INT), .value = "0", RANGE(0, LARGE), FREE,
      .help = "Keep also every checkpoint whose step is a multiple of this; 0: none."},
 
-    {KEY("device", device, STRING), .value = "\"cpu\"", FREE, .help = "The backend that computes."},
+    {KEY("device", device, STRING), .value = "\"cpu\"", FREE,
+     .help = "What computes: \"cpu\"; \"cuda\": the GPU of the local rank (LOCAL_RANK under a launcher, else the first); "
+             "\"cuda:1\": that GPU. `mtp devices` lists them."},
+    {KEY("device", precision, CHOICE), .value = "\"fp32\"", .choices = precisions, SAME,
+     .help = "Factors of matrix products: \"fp32\", or \"bf16\" (GPUs only). Sums, softmax, norms, losses, master weights "
+             "and moments are fp32 in both."},
     {KEY("device", num_threads, INT), .value = "0", RANGE(0, 1024), FREE,
      .help = "Threads of the computation; 0: the cores this process may use. No result depends on it."},
     {KEY("device", isa, STRING), .value = "\"\"", FREE,

@@ -138,7 +138,7 @@ static void exit_codes(void **state)
     ends(test_mtp("train", config, "--set", "learning_rte=1"), 2, "", "did you mean 'optimizer.learning_rate'?");
     ends(test_mtp("train", config, "--resume", "/nowhere"), 2, "", "there is no directory /nowhere");
     ends(test_mtp("train", config, "--set", "output_dir=/dev/null/x", "--set", "max_steps=1"), 1, "", "/dev/null");
-    ends(test_mtp("train", config, "--set", "device=cuda", "--set", "output_dir=other"), 2, "", "cpu");
+    ends(test_mtp("train", config, "--set", "device=gpu", "--set", "output_dir=other"), 2, "", "cpu");
     ends(test_mtp("train", config, "--set", "isa=avx9", "--set", "output_dir=other"), 2, "", "avx9");
     const char *bad = test_path("%s/bad.safetensors", test_dir());
     test_write(bad, "nothing", 7);

@@ -12,7 +12,8 @@
     X(check, "check samples, or that a drafter does not leak")                  \
     X(export, "write a trained drafter as a directory that engines load")       \
     X(inspect, "explain a file or a directory, or check that an export serves") \
-    X(plan, "say how much memory and disk a training run needs")
+    X(plan, "say how much memory and disk a training run needs")                \
+    X(devices, "list the devices that can train here")
 
 #define COMMAND_DECLARE_(name, help) int command_##name(int argc, char **argv);
 COMMAND_LIST(COMMAND_DECLARE_)

@@ -47,6 +47,7 @@ static bool parse(int argc, char **argv, eval_options *options, int *exit_code)
         inputs_option_hidden_norm(&options->inputs.hidden_norm),
         inputs_option_threads(&options->inputs.threads,
                               "Threads. Default: the cores this process may use. The results do not depend on it."),
+        inputs_option_device(&options->inputs.device),
         inputs_option_embedding_from(&options->inputs.embedding_from),
     };
     const args_spec spec = {

@@ -41,6 +41,15 @@ args_option inputs_option_threads(int64_t *target, const char *help)
         .name = "threads", .kind = ARGS_INT, .target = target, .value = "N", .min = 1, .max = 1024, .help = help};
 }
 
+args_option inputs_option_device(const char **target)
+{
+    return (args_option){.name = "device",
+                         .kind = ARGS_STRING,
+                         .target = target,
+                         .value = "NAME",
+                         .help = "What computes: cpu (the default), cuda or cuda:N; mtp devices lists them."};
+}
+
 args_option inputs_option_position_offset(int64_t *target, const char *help)
 {
     return (args_option){.name = "position-offset",
@@ -83,7 +92,8 @@ mtp_status inputs_open(const inputs_options *options, inputs *opened)
         status =
             mtp_dataset_open(options->data.items, options->data.count, opened->verifier, &dataset, &opened->dataset);
     if (status != MTP_OK || !options->model) return status;
-    const mtp_context_options device = {.num_threads = (int)options->threads, .logger = program_logger()};
+    const mtp_context_options device = {
+        .device = options->device, .num_threads = (int)options->threads, .logger = program_logger()};
     status = mtp_context_create(&device, &opened->context);
     if (status == MTP_OK) status = mtp_drafter_load(opened->context, options->model, &opened->drafter);
     return status;

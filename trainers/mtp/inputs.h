@@ -10,6 +10,7 @@ typedef struct inputs_options {
     const char *verifier, *embedding_from;
     const char *hidden_norm; /* "pre", "post" or NULL */
     int64_t threads;
+    const char *device; /* NULL: "cpu" */
     args_list data;
 } inputs_options;
 
@@ -27,6 +28,7 @@ args_option inputs_option_verifier(const char **target, const char *help, bool r
 args_option inputs_option_hidden_norm(const char **target);
 args_option inputs_option_embedding_from(const char **target);
 args_option inputs_option_threads(int64_t *target, const char *help);
+args_option inputs_option_device(const char **target);
 args_option inputs_option_position_offset(int64_t *target, const char *help);
 args_option inputs_option_structure_only(bool *target, const char *help);
 args_option inputs_option_drafter(const char **target, const char *help);

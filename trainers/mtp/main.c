@@ -25,6 +25,7 @@ static const command commands[] = {
 #undef COMMAND_ROW
         {NULL, NULL, NULL},
 };
+enum { MAX_DEVICES = 64 };
 enum { NUM_COMMANDS = (int)(sizeof commands / sizeof *commands) - 1 };
 
 static void print_help(FILE *out)
@@ -42,20 +43,38 @@ static void print_help(FILE *out)
           out);
 }
 
+/* What is said of CUDA: the first device, or why there is none. */
+static mtp_status describe_cuda(char *text, size_t size)
+{
+    mtp_device_entry entries[MAX_DEVICES];
+    int count = 0;
+    snprintf(text, size, "not built");
+    const mtp_status status = mtp_devices_list(entries, MAX_DEVICES, &count);
+    for (int i = count < MAX_DEVICES ? count - 1 : MAX_DEVICES - 1; status == MTP_OK && i >= 0; i--)
+        if (strncmp(entries[i].device, "cuda", 4) == 0)
+            snprintf(text, size, "%s", entries[i].usable ? entries[i].name : entries[i].reason);
+    return status;
+}
+
 static int print_version(void)
 {
+    char cuda[512];
     const mtp_context_options options = {.num_threads = 0};
     mtp_context *context = NULL;
-    const mtp_status status = mtp_context_create(&options, &context);
-    if (status != MTP_OK) return program_finish(status);
+    mtp_status status = mtp_context_create(&options, &context);
+    if (status == MTP_OK) status = describe_cuda(cuda, sizeof cuda);
+    if (status != MTP_OK) {
+        mtp_context_free(context);
+        return program_finish(status);
+    }
     const mtp_context_info info = mtp_context_describe(context);
     printf("mtp %s\n"
            "compiler         %s\n"
            "BLAS             %s\n"
            "instruction set  %s, %d threads\n"
            "row independence %s\n"
-           "CUDA             not built\n",
-           mtp_version(), mtp_compiler(), info.blas, info.isa, info.num_threads, info.rows_note);
+           "CUDA             %s\n",
+           mtp_version(), mtp_compiler(), info.blas, info.isa, info.num_threads, info.rows_note, cuda);
     mtp_context_free(context);
     return 0;
 }

@@ -31,6 +31,19 @@ typedef struct mtp_context_info {
     const char *rows_note; /* one sentence about it */
 } mtp_context_info;
 
+/* A device that there is, or a backend that cannot be used here. */
+typedef struct mtp_device_entry {
+    char device[16]; /* as `device` above: "cpu", "cuda:0"; "cuda" for the backend as a whole */
+    char name[128];  /* "NVIDIA H200, sm_90, 132 multiprocessors"; "" when unusable as a whole */
+    uint64_t memory; /* bytes in all; 0: unknown */
+    bool usable;
+    char reason[512]; /* why not; "" when usable */
+} mtp_device_entry;
+
+/* Up to `capacity` devices of all backends into `entries`; *count is how many there are, and may be more. A backend
+ * that is not built or finds no driver is an entry with its reason, not a failure. */
+MTP_API mtp_status mtp_devices_list(mtp_device_entry *entries, int capacity, int *count);
+
 MTP_API mtp_status mtp_context_create(const mtp_context_options *options, mtp_context **context);
 MTP_API void mtp_context_free(mtp_context *context); /* accepts NULL */
 MTP_API mtp_context_info mtp_context_describe(const mtp_context *context);

@@ -27,6 +27,9 @@ typedef struct mtp_sources {
     int64_t count;
 } mtp_sources;
 
+/* Factors of matrix products. */
+typedef enum mtp_precision { MTP_PRECISION_FP32, MTP_PRECISION_BF16 } mtp_precision;
+
 /* What ranks exchange gradients and weights by. */
 typedef enum mtp_distributed_backend {
     MTP_DISTRIBUTED_AUTO,
@@ -97,6 +100,7 @@ typedef struct mtp_train_config {
     int64_t keep_every; /* 0: none */
     /* [device] */
     char *device;
+    int32_t precision; /* mtp_precision */
     int64_t num_threads;
     char *isa;
     int64_t rows_per_chunk;
