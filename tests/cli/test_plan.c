@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/arena.h"
+#include "data/store.h"
 #include "model/step.h"
 #include "run/config.h"
 #include "run/trainer.h"
@@ -158,6 +159,12 @@ static void follows_the_configuration(void **state)
     json_t *a = json_loads(small.out, 0, NULL), *b = json_loads(large.out, 0, NULL);
     assert_true(bytes_of(b, "activations") > 8 * bytes_of(a, "activations"));
     assert_int_equal(bytes_of(a, "optimizer moments"), bytes_of(b, "optimizer moments"));
+    /* each of the four micro-batches of the ring has a buffer */
+    test_run direct = test_mtp("plan", config, "--json", "--set", "rows_per_chunk=64", "--set", "direct_io=on");
+    json_t *c = json_loads(direct.out, 0, NULL);
+    assert_int_equal(bytes_of(c, "loader") - bytes_of(a, "loader"), 4 * (MTP__STORE_BOUNCE + MTP__STORE_BLOCK));
+    json_decref(c);
+    test_run_free(&direct);
     json_decref(a);
     json_decref(b);
     test_run_free(&small);
