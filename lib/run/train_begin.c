@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "base/file.h"
 #include "run/config.h"
@@ -78,7 +79,8 @@ static mtp_status find_checkpoint(mtp__run *run)
     if (mtp__run_writes(run) || !found) return mtp__ranks_agree(&run->ranks, MTP_OK);
     mtp_status status = mtp__checkpoint_open(found, false, &run->resume);
     if (status != MTP_OK)
-        status = mtp__fail_prefix(status, "not found as rank 0 found it: all ranks need to see the same output_dir");
+        status = mtp__fail_prefix(
+            status, "all ranks need to see the same output_dir, and this one does not see what rank 0 found");
     run->resume_is_ours = run->resume && is_ours(run, run->resume);
     free(found);
     return mtp__ranks_agree(&run->ranks, status);
@@ -264,10 +266,28 @@ static mtp_status know_directory(mtp__run *run)
     return run->directory.path ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "out of memory for a path");
 }
 
+/* What rank 0 has made is there for this rank too; a network file system may take a moment. */
+static mtp_status see_directory(const mtp__run *run)
+{
+    enum { PAUSE_MS = 50, PAUSES = 100 };
+    const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
+    char *name = NULL;
+    bool there = false;
+    MTP_TRY(mtp__path_join(run->directory.path, "run.json", &name));
+    for (int i = 0; i < PAUSES && !(there = mtp__path_exists(name)); i++) nanosleep(&pause, NULL);
+    free(name);
+    if (there) return MTP_OK;
+    return MTP_FAIL(MTP_E_NOT_FOUND,
+                    "all ranks need to see the same output_dir, and this one does not see the run that rank 0 began in "
+                    "%s; put it on a file system that all machines share",
+                    run->directory.path);
+}
+
 mtp_status mtp__run_begin(mtp__run *run)
 {
     run->metrics.K = (int32_t)run->config->num_speculative_steps;
     MTP_TRY(mtp__ranks_agree(&run->ranks, mtp__run_writes(run) ? claim_directory(run) : know_directory(run)));
+    MTP_TRY(mtp__ranks_agree(&run->ranks, mtp__run_writes(run) ? MTP_OK : see_directory(run)));
     MTP_TRY(evaluate_start(run));
     MTP_TRY(mtp__ranks_agree(&run->ranks, load_checkpoint(run)));
     if (run->resume) MTP_TRY(mtp__run_check_ranks(run));

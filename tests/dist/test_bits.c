@@ -79,8 +79,12 @@ static void a_run_goes_on_at_another_number_of_ranks(void **state)
     const int worlds[][2] = {{2, 3}, {3, 2}, {1, 6}};
     const char *out = test_path("%s/run", test_dir());
     for (int part = 0; part < 3; part++) {
-        const char *const overrides[] = {dist_max_steps(3 * (part + 1)), dist_budget(12),
-                                         dist_accumulation(worlds[part][1]), "resume=auto", NULL};
+        const char *const overrides[] = {dist_max_steps(3 * (part + 1)),
+                                         dist_budget(12),
+                                         dist_accumulation(worlds[part][1]),
+                                         "resume=auto",
+                                         "zero_stage=1",
+                                         NULL};
         test_run run = dist_launch(worlds[part][0], NULL, out, overrides);
         if (run.exit_code != 0) fail_msg("part %d: %s", part, run.err);
         test_run_free(&run);

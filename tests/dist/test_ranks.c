@@ -86,6 +86,25 @@ static void ranks_that_differ_are_named(void **state)
     }
 }
 
+/* Rank 1 looks into another directory. */
+static void a_run_directory_of_its_own_is_named(void **state)
+{
+    (void)state;
+    dist_needs_gloo();
+    const char *here = test_dir(), *there = test_dir();
+    const char *together = test_path("cd %s; exec \"$0\" \"$@\"", here);
+    const char *apart = test_path("cd %s; if [ $RANK = 1 ]; then cd %s; fi; exec \"$0\" \"$@\"", here, there);
+    const char *const first[] = {dist_budget(12), dist_max_steps(1), NULL};
+    const char *const more[] = {dist_budget(12), dist_max_steps(2), "resume=auto", NULL};
+    for (int i = 0; i < 2; i++) { /* at the begin of a run, and when it goes on */
+        test_run run = dist_launch(2, apart, i ? "run" : "other", i ? more : first);
+        if (run.exit_code == 0 || !strstr(run.err, "[0] mtp: error: rank 1: all ranks need to see the same output_dir"))
+            fail_msg("not named:\n%s", run.err);
+        test_run_free(&run);
+        if (i == 0) test_expect(dist_launch(2, together, "run", first), 0, "", "");
+    }
+}
+
 /* A sample that only rank 1 reads in the first step is damaged. */
 static void a_failure_of_one_rank_is_told_to_all(void **state)
 {
@@ -145,9 +164,8 @@ static void a_bad_step_of_one_rank_is_one_of_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_signal_to_one_rank_stops_all),
-        cmocka_unit_test(ranks_that_differ_are_named),
-        cmocka_unit_test(a_failure_of_one_rank_is_told_to_all),
+        cmocka_unit_test(a_signal_to_one_rank_stops_all),       cmocka_unit_test(ranks_that_differ_are_named),
+        cmocka_unit_test(a_run_directory_of_its_own_is_named),  cmocka_unit_test(a_failure_of_one_rank_is_told_to_all),
         cmocka_unit_test(a_bad_step_of_one_rank_is_one_of_all),
     };
     return cmocka_run_group_tests(tests, dist_setup, NULL);
