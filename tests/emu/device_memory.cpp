@@ -16,6 +16,9 @@ namespace emu
 {
 
 static constexpr size_t PAGE = 4096, RANGE = size_t(256) << 30;
+/* From here on only the ends of an allocation are closed to the host: changing every page of it costs more than running
+ * small kernels. */
+static constexpr size_t LARGE = size_t(4) << 20, ENDS = 64 * 1024, HUGE_PAGE = size_t(2) << 20;
 
 struct Allocation {
     char *at; /* what the caller has: the end lies against the page behind, as far as 256 bytes allow */
@@ -53,6 +56,16 @@ static Allocation *find(const void *pointer)
     return &std::prev(after)->second;
 }
 
+static void protect(const Allocation &a, int access)
+{
+    if (a.page_bytes < LARGE) {
+        mprotect(a.pages, a.page_bytes, access);
+    } else {
+        mprotect(a.pages, ENDS, access);
+        mprotect(a.pages + a.page_bytes - ENDS, ENDS, access);
+    }
+}
+
 /* An address is never given twice, so that use after free shows. */
 void *device_allocate(size_t bytes)
 {
@@ -66,17 +79,20 @@ void *device_allocate(size_t bytes)
         range = range_next = static_cast<char *>(at);
     }
     const size_t pages = (bytes + PAGE - 1) / PAGE * PAGE;
+    if (pages >= LARGE) /* on huge pages, where the system has them */
+        range_next += (HUGE_PAGE - number(range_next) % HUGE_PAGE) % HUGE_PAGE;
     if (pages + used > options().memory_bytes || range_next + pages + PAGE > range + RANGE) return nullptr;
     Allocation a = {range_next + (pages - (bytes + 255) / 256 * 256), bytes, range_next, pages, ++serials, true};
     range_next += pages + PAGE;
     used += pages;
     mprotect(a.pages, pages, PROT_READ | PROT_WRITE);
+    if (pages >= LARGE) madvise(a.pages, pages, MADV_HUGEPAGE);
     memset(a.pages, 0xff, pages);
 #ifdef MTP_EMU_ASAN
     ASAN_POISON_MEMORY_REGION(a.pages, pages);
     ASAN_UNPOISON_MEMORY_REGION(a.at, bytes);
 #endif
-    if (!opened) mprotect(a.pages, pages, PROT_NONE);
+    if (!opened) protect(a, PROT_NONE);
     allocations()[number(a.pages)] = a;
     return a.at;
 }
@@ -99,22 +115,22 @@ size_t device_memory_used()
     return used;
 }
 
-static void protect(int access)
+static void protect_all(int access)
 {
-    for (auto &entry : allocations())
-        if (entry.second.live) mprotect(entry.second.pages, entry.second.page_bytes, access);
+    for (const auto &entry : allocations())
+        if (entry.second.live) protect(entry.second, access);
 }
 
 DeviceOpen::DeviceOpen()
 {
     std::lock_guard<std::mutex> lock(mutex);
-    if (opened++ == 0) protect(PROT_READ | PROT_WRITE);
+    if (opened++ == 0) protect_all(PROT_READ | PROT_WRITE);
 }
 
 DeviceOpen::~DeviceOpen()
 {
     std::lock_guard<std::mutex> lock(mutex);
-    if (--opened == 0) protect(PROT_NONE);
+    if (--opened == 0) protect_all(PROT_NONE);
 }
 
 bool device_address(const void *pointer)

@@ -50,9 +50,13 @@ void check_address(const Launch &launch, size_t argument, const void *pointer, b
         host_fault("kernel %s: argument %zu points to %s", launch.name, argument + 1, where);
     }
     const uintptr_t number = reinterpret_cast<uintptr_t>(pointer);
-    /* Two numbers of 32 bits beside each other may look like an address: below 2^46 nothing of the host's lies but the
-     * tables of the sanitizers, which are mapped everywhere. */
-    if (surely || (number >= uintptr_t(1) << 46 && number < uintptr_t(1) << 47 && mapped(number)))
+    /* A word of a struct may also be two numbers beside each other, or one and padding that still holds part of an old
+     * address: below 2^46 nothing of the host's lies but the tables of the sanitizers, and a low half that is a small
+     * number is taken for one. */
+    const uint32_t low = static_cast<uint32_t>(number);
+    const bool like_address =
+        number >= uintptr_t(1) << 46 && number < uintptr_t(1) << 47 && low >= 1u << 24 && low < ~0u << 24;
+    if (surely || (like_address && mapped(number)))
         host_fault("kernel %s: argument %zu %s a host address, %p", launch.name, argument + 1, surely ? "is" : "holds",
                    pointer);
 }
