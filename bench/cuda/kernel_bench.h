@@ -1,0 +1,166 @@
+/* What the benchmarks of single kernels share: options, the device, several sets of inputs, timing. Ops are called
+ * through the table of a backend, so the same program runs on a GPU, under the emulator and on the CPU.
+ *
+ * Every program makes `--sets` sets of inputs and goes through them in turn, so that none is found in a cache; it
+ * checks the result of the first one against double precision, ends with 1 when it is wrong, and only then measures. A
+ * sample is one call a set, closed by a read that waits for the device; the median of `--repeats` samples is reported,
+ * as one JSON line. */
+#ifndef MTP_BENCH_CUDA_KERNEL_BENCH_H
+#define MTP_BENCH_CUDA_KERNEL_BENCH_H
+
+#include <math.h>
+
+#include "base/backends.h"
+#include "bench.h"
+
+enum { KERNEL_SETS_MOST = 64, KERNEL_REPEATS_MOST = 1000 };
+
+typedef struct kernel_option {
+    const char *name; /* "tokens": given as --tokens N */
+    int64_t *value;
+    int64_t least;
+    const char *help;
+} kernel_option;
+
+typedef struct kernel_bench {
+    bench base;
+    const char *device_name;
+    int64_t sets, repeats, fp32;
+    uint64_t random;
+} kernel_bench;
+
+static inline void kernel_usage(const char *program, const kernel_option *options, size_t count)
+{
+    fprintf(stderr, "usage: %s [--device cuda|cuda:N|cpu] [--sets N] [--repeats N] [--fp32 0|1]", program);
+    for (size_t i = 0; i < count; i++) fprintf(stderr, " [--%s N]", options[i].name);
+    fprintf(stderr, "\n");
+    for (size_t i = 0; i < count; i++)
+        fprintf(stderr, "  --%-10s %s (%lld)\n", options[i].name, options[i].help, (long long)*options[i].value);
+    exit(2);
+}
+
+static inline bool kernel_take(const kernel_option *options, size_t count, const char *name, const char *text)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(options[i].name, name) != 0) continue;
+        char *end;
+        *options[i].value = strtoll(text, &end, 10);
+        return end != text && !*end && *options[i].value >= options[i].least;
+    }
+    return false;
+}
+
+/* Options, then the device. */
+static inline kernel_bench kernel_open(int argc, char **argv, const kernel_option *options, size_t count)
+{
+    kernel_bench b = {.device_name = "cuda", .sets = 3, .repeats = 20, .random = 88172645463325252u};
+    const kernel_option common[] = {{"sets", &b.sets, 1, ""}, {"repeats", &b.repeats, 1, ""}, {"fp32", &b.fp32, 0, ""}};
+    for (int i = 1; i < argc; i += 2) {
+        if (i + 1 == argc || strncmp(argv[i], "--", 2) != 0) kernel_usage(argv[0], options, count);
+        if (strcmp(argv[i], "--device") == 0)
+            b.device_name = argv[i + 1];
+        else if (!kernel_take(common, 3, argv[i] + 2, argv[i + 1]) &&
+                 !kernel_take(options, count, argv[i] + 2, argv[i + 1]))
+            kernel_usage(argv[0], options, count);
+    }
+    if (b.sets > KERNEL_SETS_MOST || b.repeats > KERNEL_REPEATS_MOST) kernel_usage(argv[0], options, count);
+    mtp_device_options device = {.bf16 = !b.fp32};
+    bench_need(mtp__backend_of(b.device_name, &b.base.ops, &device.index));
+    bench_need(b.base.ops->device_open(&device, &b.base.device));
+    return b;
+}
+
+/* Device memory with a copy of `host`. */
+static inline void *kernel_upload(const kernel_bench *b, const void *host, size_t bytes)
+{
+    void *memory = bench_alloc(&b->base, (int64_t)bytes, 1);
+    bench_need(b->base.ops->upload(b->base.device, memory, host, bytes));
+    return memory;
+}
+
+static inline void *kernel_host(size_t bytes)
+{
+    void *memory = malloc(bytes ? bytes : 1);
+    if (memory) return memory;
+    fprintf(stderr, "error: no memory for %zu bytes on the host\n", bytes);
+    exit(1);
+}
+
+/* count floats in (-scale, scale) on the host, other ones at every call; bf16: those that bf16 can hold. */
+static inline float *kernel_floats(kernel_bench *b, int64_t count, float scale, bool bf16)
+{
+    float *x = kernel_host((size_t)count * sizeof *x);
+    for (int64_t i = 0; i < count; i++) {
+        x[i] = scale * ((float)(bench_random(&b->random) >> 40) * 0x1p-23f - 1.0f);
+        if (!bf16) continue;
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        bits &= 0xffff0000u;
+        memcpy(&x[i], &bits, sizeof bits);
+    }
+    return x;
+}
+
+/* Floats that bf16 can hold, as bf16 on the device. */
+static inline void *kernel_upload_bf16(const kernel_bench *b, const float *x, int64_t count)
+{
+    uint16_t *half = kernel_host((size_t)count * sizeof *half);
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        half[i] = (uint16_t)(bits >> 16);
+    }
+    void *memory = kernel_upload(b, half, (size_t)count * sizeof *half);
+    free(half);
+    return memory;
+}
+
+static inline void *kernel_download(const kernel_bench *b, const void *memory, size_t bytes)
+{
+    void *host = kernel_host(bytes);
+    bench_need(b->base.ops->download(b->base.device, host, memory, bytes));
+    return host;
+}
+
+/* |got - want| <= tolerance * largest, else the program ends: a wrong kernel is not timed. */
+static inline void kernel_check(const char *what, double got, double want, double largest, double tolerance)
+{
+    if (fabs(got - want) <= tolerance * largest) return;
+    fprintf(stderr, "error: %s is %.9g, must be %.9g (largest %.3g, tolerance %.1g of it): not timed\n", what, got,
+            want, largest, tolerance);
+    exit(1);
+}
+
+static inline int kernel_compare_seconds(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Median seconds of one call; call(context, set) runs the op on one set of inputs, `memory` is any device memory. */
+static inline double kernel_time(const kernel_bench *b, mtp_status (*call)(void *context, int64_t set), void *context,
+                                 const void *memory)
+{
+    double samples[KERNEL_REPEATS_MOST];
+    char byte;
+    for (int64_t i = -1; i < b->repeats; i++) { /* the first one warms up */
+        const double start = bench_now();
+        for (int64_t set = 0; set < b->sets; set++) bench_need(call(context, set));
+        bench_need(b->base.ops->download(b->base.device, &byte, memory, 1));
+        if (i >= 0) samples[i] = (bench_now() - start) / (double)b->sets;
+    }
+    qsort(samples, (size_t)b->repeats, sizeof *samples, kernel_compare_seconds);
+    return samples[b->repeats / 2];
+}
+
+static inline void kernel_report(const kernel_bench *b, const char *op, const char *shape, double seconds, double flop,
+                                 double bytes)
+{
+    printf("{\"op\": \"%s\", \"case\": \"%s\", \"device\": \"%s\", \"mode\": \"%s\", \"seconds\": %.9f, "
+           "\"tflops\": %.3f, \"gbytes_per_second\": %.1f}\n",
+           op, shape, b->device_name, b->fp32 ? "fp32" : "bf16", seconds, 1e-12 * flop / seconds,
+           1e-9 * bytes / seconds);
+    fflush(stdout);
+}
+
+#endif
