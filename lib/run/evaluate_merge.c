@@ -4,7 +4,7 @@
 
 #include "run/evaluate.h"
 
-enum { SAMPLES_AT_ONCE = 256 };
+enum { SAMPLES_AT_ONCE = 4096 }; /* of all ranks together */
 
 /* What a rank counted over all its documents. */
 typedef struct pooled {
@@ -66,9 +66,10 @@ mtp_status mtp__evaluation_merge(mtp__ranks *ranks, mtp_evaluation *evaluation)
         mtp__ranks_agree(ranks, own ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "out of memory for an evaluation"));
     if (status == MTP_OK) status = merge_pooled(ranks, own, evaluation);
     free(own);
-    for (int64_t first = 0; status == MTP_OK && first < evaluation->num_samples; first += SAMPLES_AT_ONCE) {
+    const int64_t most = SAMPLES_AT_ONCE / ranks->world_size + 1;
+    for (int64_t first = 0; status == MTP_OK && first < evaluation->num_samples; first += most) {
         const int64_t left = evaluation->num_samples - first;
-        status = merge_samples(ranks, first, left < SAMPLES_AT_ONCE ? left : SAMPLES_AT_ONCE, evaluation);
+        status = merge_samples(ranks, first, left < most ? left : most, evaluation);
     }
     return status;
 }

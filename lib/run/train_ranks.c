@@ -8,9 +8,11 @@
 #include "run/config.h"
 #include "run/train_run.h"
 
-/* Keys whose values may differ: paths, whose content is compared, and what no result depends on. */
+/* Keys whose values may differ: paths, whose content is compared; names of devices, of which what they are is compared;
+ * and what no result depends on. */
 static const char *const own_keys[] = {"drafter",   "verifier", "embedding_from", "train_data",
-                                       "eval_data", "prefetch", "num_threads"};
+                                       "eval_data", "prefetch", "num_workers",    "direct_io",
+                                       "device",    "isa",      "num_threads"};
 
 static const char *const facts[] = {"the version of mtp",
                                     "what computes (device, isa, BLAS)",
