@@ -20,8 +20,27 @@ run()
     count_ctest "$suite_logs/ctest" "build-$preset"
 }
 
+# The device's compiler takes the same files, for every architecture, without a warning, and no kernel spills registers.
+device_code()
+{
+    local directory nvcc=
+    while read -r directory; do
+        [ ! -x "$directory/../bin/nvcc" ] || nvcc=$(realpath "$directory/../bin/nvcc")
+    done < <(tr ';' '\n' <<<"$headers")
+    [ -n "$nvcc" ] || { echo "no nvcc beside $headers"; return 1; }
+    cmake -G Ninja -S . -B build-cuda -DCMAKE_BUILD_TYPE=Release -DMTP_CUDA=ON -DMTP_WERROR=ON -DMTP_BUILD_TESTS=OFF \
+        -DMTP_BUILD_BENCH=OFF -DMTP_BUILD_FUZZ=OFF -DCMAKE_CUDA_COMPILER="$nvcc" &&
+        cmake --build build-cuda --target mtp_cuda --clean-first -j "$jobs" >"$suite_logs/nvcc" 2>&1 ||
+        { tail -n 40 "$suite_logs/nvcc" 2>/dev/null; return 1; }
+    if ! grep -q 'bytes spill' "$suite_logs/nvcc" || grep -B 2 -E '[1-9][0-9]* bytes spill' "$suite_logs/nvcc"; then
+        echo "^ kernels that spill (or ptxas did not say)"
+        return 1
+    fi
+}
+
 if check "CUDA's headers" prepare; then
     headers=$(bash tests/emu/headers.sh | tail -n 1)
+    check "nvcc: every architecture, no warning, no spill" device_code
     for preset in emu emu-asan emu-tsan; do
         check "$preset: build, warnings as errors" build "$preset" && run "$preset"
     done

@@ -38,6 +38,10 @@ if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$wanted" ]; then
     "${PYTHON:-python3}" -m venv --clear "$venv"
     "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --no-cache-dir --no-compile \
         -r "$requirements" </dev/null
+    # the names that a linker looks for
+    find "$venv" -name 'lib*.so.[0-9]*' | while read -r library; do
+        [ -e "${library%.so.*}.so" ] || ln -s "${library##*/}" "${library%.so.*}.so"
+    done
     echo "$wanted" >"$venv/.requirements"
 fi
 find "$venv" -type f \( -name cuda_runtime_api.h -o -name cublasLt.h -o -name nccl.h -o -path '*/crt/host_defines.h' \) |
