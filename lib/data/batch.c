@@ -246,6 +246,18 @@ static mtp_status read_kv(mtp__batch *batch, const mtp__dataset_entry *entry, co
     return MTP_OK;
 }
 
+/* The disk has work for all fields before the first is waited for. */
+static void announce_file(const mtp__batch *batch, const mtp__dataset_entry *entry, const mtp__sample *sample,
+                          int64_t length)
+{
+    mtp__field_announce(&sample->hidden, 0, length);
+    for (int type = 0; type < MTP_LAYER_TYPES; type++) {
+        const mtp__row_range rows = mtp__batch_rows(batch, entry, type, length);
+        for (int part = 0; part < MTP__KV; part++)
+            if (sample->kv[type][part].entry) mtp__field_announce(&sample->kv[type][part], rows.begin, rows.end);
+    }
+}
+
 static mtp_status read_values(mtp__batch *batch, const mtp__dataset_entry *entry, const mtp__sample *sample,
                               int64_t begin, int64_t length)
 {
@@ -273,6 +285,7 @@ static mtp_status read_file(mtp__batch *batch, const mtp__dataset_entry *entry, 
     const int64_t vocab_size = mtp_verifier_get_config(batch->dataset->verifier)->vocab_size;
     mtp_status status = mtp__sample_read_ids(&sample, vocab_size, length, view->token_ids + begin);
     if (status == MTP_OK) status = read_mask(entry, &sample, length, view->loss_mask + begin);
+    if (status == MTP_OK) announce_file(batch, entry, &sample, length);
     if (status == MTP_OK) status = read_values(batch, entry, &sample, begin, length);
     batch->bytes_read += length * (int64_t)mtp_dtype_size(sample.token_ids->dtype);
     if (sample.loss_mask) batch->bytes_read += length * (int64_t)mtp_dtype_size(sample.loss_mask->dtype);

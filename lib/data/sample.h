@@ -56,6 +56,8 @@ mtp_status mtp__field_read(const mtp__field *field, int64_t count, mtp__final_no
                            mtp_dtype to, void *dst, int64_t dst_stride, float *scratch);
 /* Bytes of a stored row, its scales included. */
 int64_t mtp__field_row_bytes(const mtp__field *field);
+/* Tell the system that rows [begin, end) of a mapped file will be read soon, so that it begins. */
+void mtp__field_announce(const mtp__field *field, int64_t begin, int64_t end);
 /* Rows [begin, end) of it, row `begin` at dst. */
 mtp_status mtp__field_read_rows(const mtp__field *field, int64_t begin, int64_t end, mtp__final_norm norm,
                                 bool no_zero_rows, mtp_dtype to, void *dst, int64_t dst_stride, float *scratch);

@@ -1,6 +1,8 @@
 /* The values of a sample: copied or converted token by token, and checked while they are at hand. */
 #include <math.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -199,6 +201,19 @@ int64_t mtp__field_row_bytes(const mtp__field *field)
     int64_t bytes = field->heads * field->width * (int64_t)mtp_dtype_size(field->entry->dtype);
     if (field->scales) bytes += field->num_scales * (int64_t)mtp_dtype_size(field->scales->dtype);
     return bytes;
+}
+
+/* The system starts no more for one call than the read-ahead of the device, so the range is told in pieces. Rows that
+ * do not lie together, as of one layer of several, are left to page faults. */
+void mtp__field_announce(const mtp__field *field, int64_t begin, int64_t end)
+{
+    enum { STEP = 128 << 10 };
+    const size_t size = mtp_dtype_size(field->entry->dtype);
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), base = (uintptr_t)field->entry->data;
+    if (begin >= end || field->row_stride > 2 * field->heads * field->width) return;
+    uintptr_t at = (base + (uintptr_t)(begin * field->row_stride) * size) / page * page;
+    for (const uintptr_t last = base + (uintptr_t)(end * field->row_stride) * size; at < last; at += STEP)
+        (void)madvise((void *)at, last - at < STEP ? last - at : STEP, MADV_WILLNEED);
 }
 
 mtp_status mtp__field_read(const mtp__field *field, int64_t count, mtp__final_norm norm, bool no_zero_rows,
