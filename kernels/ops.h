@@ -306,6 +306,31 @@ typedef struct mtp_device_info {
     const char *rows_note; /* one sentence: what was measured; what follows when rows_exact is false */
 } mtp_device_info;
 
+/* Devices of several processes, one of each, that exchange device memory without a way through their hosts. All
+ * processes call the same functions in the same order, but for those that say otherwise. */
+typedef struct mtp_device_group mtp_device_group;
+enum { MTP_GROUP_ID = 128 };
+
+typedef struct mtp_group_ops {
+    /* A number that one process makes and that all open a group with. Not a function of all. */
+    mtp_status (*make_id)(uint8_t id[MTP_GROUP_ID]);
+    /* Blocks until all `size` are there. The device must outlive the group. */
+    mtp_status (*open)(mtp_device *device, const uint8_t id[MTP_GROUP_ID], int rank, int size,
+                       mtp_device_group **group);
+    /* A mark behind all that was launched on the device so far. From any thread; not a function of all. Free it. */
+    mtp_status (*mark)(mtp_device_group *group, void **mark);
+    void (*mark_free)(mtp_device_group *group, void *mark); /* accepts NULL */
+    /* Begin when the device has passed `mark` (NULL: now), return when the result is there; MTP_E_BACKEND when that
+     * takes longer than `seconds`, another device failed, or the group was aborted: then it is of no more use. From one
+     * thread at a time. `sum`: F32 or BF16, in place; the order of the additions is the library's, the same for the
+     * same devices and count. */
+    mtp_status (*sum)(mtp_device_group *group, void *mark, void *memory, size_t count, mtp_dtype dtype, double seconds);
+    mtp_status (*broadcast)(mtp_device_group *group, void *mark, void *memory, size_t bytes, int root, double seconds);
+    /* Let an operation that is at work fail. From any thread; not a function of all. */
+    void (*abort)(mtp_device_group *group);
+    void (*close)(mtp_device_group *group); /* accepts NULL */
+} mtp_group_ops;
+
 typedef struct mtp_backend {
     const char *name;
     bool memory_is_host; /* device memory is ordinary memory: host views may be passed to ops as they are */
@@ -324,6 +349,7 @@ typedef struct mtp_backend {
     void (*host_free)(mtp_device *device, void *memory); /* accepts NULL */
     mtp_status (*upload)(mtp_device *device, void *memory, const void *host, size_t bytes);
     mtp_status (*download)(mtp_device *device, void *host, const void *memory, size_t bytes);
+    const mtp_group_ops *group; /* NULL: its devices exchange nothing among themselves */
 
 #define MTP_OP_ENTRY_0(op, args) mtp_status (*op)(mtp_device * device, const args *a);
 #define MTP_OP_ENTRY_1(op, args)                          \

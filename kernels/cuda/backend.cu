@@ -308,7 +308,8 @@ MTP_OP_LIST(ENTER)
 #define ROW_0(op) enter_##op,
 #define ROW_1(op) enter_##op, mtp__cuda_##op##_scratch,
 #define ROW(op, args, scratch) ROW_##scratch(op)
+extern const mtp_group_ops mtp__cuda_group; /* group.cu */
 extern const mtp_backend mtp__backend_cuda;
-const mtp_backend mtp__backend_cuda = {"cuda",         false,       cuda_list,     cuda_open,       cuda_close,
-                                       cuda_info,      cuda_alloc,  cuda_free,     cuda_zero,       cuda_host_alloc,
-                                       cuda_host_free, cuda_upload, cuda_download, MTP_OP_LIST(ROW)};
+const mtp_backend mtp__backend_cuda = {"cuda",         false,       cuda_list,     cuda_open,        cuda_close,
+                                       cuda_info,      cuda_alloc,  cuda_free,     cuda_zero,        cuda_host_alloc,
+                                       cuda_host_free, cuda_upload, cuda_download, &mtp__cuda_group, MTP_OP_LIST(ROW)};

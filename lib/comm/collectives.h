@@ -18,6 +18,11 @@ typedef struct mtp__collectives {
     mtp_status (*broadcast)(void *self, void *data, size_t size, int root);
     mtp_status (*all_gather)(void *self, const void *data, size_t size, void *out);
     mtp_status (*barrier)(void *self);
+    /* NULL where data is host memory. `mark`, from the thread that asks for an operation: a mark behind all work that
+     * was launched on the device so far. `use_mark`, before the operation: it begins behind that, and the mark is
+     * owned. */
+    mtp_status (*mark)(void *self, void **mark);
+    void (*use_mark)(void *self, void *mark);
     /* From any thread: let an operation that is at work fail soon, and those that follow at once. */
     void (*abort)(void *self);
     void (*free)(void *self);
@@ -28,6 +33,10 @@ typedef struct mtp__collectives {
  * `prefix`. MTP_E_UNSUPPORTED in a build without Gloo. */
 mtp_status mtp__gloo_create(const mtp_comm_place *place, mtp_store *store, const char *prefix, const char *address,
                             double seconds, mtp__collectives *made);
+
+/* Connect the devices of all ranks, which meet through `ranks`. MTP_E_UNSUPPORTED where the backend has no such thing.
+ */
+mtp_status mtp__devices_create(mtp_comm *ranks, mtp_context *context, double seconds, mtp__collectives *made);
 
 #ifdef __cplusplus
 }

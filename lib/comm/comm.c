@@ -23,6 +23,7 @@ struct mtp_comm_request {
     mtp_dtype dtype;
     mtp_reduce reduce;
     int root;
+    void *mark; /* of the device: the operation begins behind it */
     bool done;
     mtp_status status;
     mtp_comm_request *next;
@@ -36,6 +37,7 @@ struct mtp_comm {
     char prefix[300];
     double seconds, heartbeat_seconds;
     mtp__heartbeat *heartbeat;
+    mtp_comm *ranks, *device; /* of mtp_comm_create_device: each knows the other */
     void (*failed)(void *user, const char *message);
     void *user;
     bool running; /* the thread was started */
@@ -79,7 +81,7 @@ static void note_failure(mtp_comm *comm, mtp_status status)
     mtp__text text = {0};
     if (has_failed(comm)) return;
     mtp__text_add(&text, "%s", mtp_last_error()->message);
-    if (status != MTP_E_MEMORY)
+    if (status != MTP_E_MEMORY && comm->store)
         mtp__heartbeat_blame(comm->store, comm->prefix, &comm->place, comm->heartbeat_seconds, &text);
     set_failure(comm, status, mtp__text_get(&text));
     mtp__text_free(&text);
@@ -91,12 +93,19 @@ static void note_loss(void *user, const char *message)
     mtp_comm *comm = user;
     set_failure(comm, MTP_E_BACKEND, message);
     comm->backend.abort(comm->backend.self);
+    pthread_mutex_lock(&comm->lock);
+    if (comm->device) {
+        set_failure(comm->device, MTP_E_BACKEND, message);
+        comm->device->backend.abort(comm->device->backend.self);
+    }
+    pthread_mutex_unlock(&comm->lock);
 }
 
 /* ---- the thread ----------------------------------------------------------------------------------------------- */
 
 static mtp_status perform(const mtp__collectives *backend, const mtp_comm_request *request)
 {
+    if (backend->use_mark) backend->use_mark(backend->self, request->mark);
     switch (request->kind) {
     case ALL_REDUCE:
         return backend->all_reduce(backend->self, request->data, request->size, request->dtype, request->reduce);
@@ -121,6 +130,7 @@ static void *work(void *argument)
         comm->first = request->next;
         if (!comm->first) comm->last = NULL;
         mtp_status status = comm->failure;
+        if (status != MTP_OK && comm->backend.use_mark) comm->backend.use_mark(comm->backend.self, request->mark);
         if (status == MTP_OK) {
             pthread_mutex_unlock(&comm->lock);
             status = perform(&comm->backend, request);
@@ -148,6 +158,13 @@ static mtp_status submit(mtp_comm *comm, const mtp_comm_request *wanted, mtp_com
     mtp_comm_request *request = malloc(sizeof *request);
     if (!request) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a request");
     *request = *wanted;
+    if (comm->running && comm->backend.mark) {
+        const mtp_status status = comm->backend.mark(comm->backend.self, &request->mark);
+        if (status != MTP_OK) {
+            free(request);
+            return status;
+        }
+    }
     *started = request;
     if (!comm->running || (request->size == 0 && request->kind != BARRIER)) {
         finish_alone(request);
@@ -281,6 +298,14 @@ static mtp_status connect_same_run(mtp_comm *comm, const mtp__meeting *meeting)
     }
 }
 
+static mtp_status start_thread(mtp_comm *comm)
+{
+    const int code = pthread_create(&comm->thread, NULL, work, comm);
+    if (code != 0) return MTP_FAIL_FOREIGN(MTP_E_IO, code, "the thread of the collectives: %s", strerror(code));
+    comm->running = true;
+    return MTP_OK;
+}
+
 static mtp_status meet(mtp_comm *comm, const mtp__meeting *meeting, const mtp_logger *logger)
 {
     snprintf(comm->prefix, sizeof comm->prefix, "%s/", meeting->run);
@@ -293,9 +318,7 @@ static mtp_status meet(mtp_comm *comm, const mtp__meeting *meeting, const mtp_lo
     /* Gloo's sockets let everybody in: nobody outside reaches them when all ranks are here */
     const char *address = meeting->one_node ? "127.0.0.1" : mtp_store_local_address(comm->store);
     MTP_TRY(mtp__gloo_create(&comm->place, comm->store, comm->prefix, address, comm->seconds, &comm->backend));
-    const int code = pthread_create(&comm->thread, NULL, work, comm);
-    if (code != 0) return MTP_FAIL_FOREIGN(MTP_E_IO, code, "the thread of the collectives: %s", strerror(code));
-    comm->running = true;
+    MTP_TRY(start_thread(comm));
     const mtp__heartbeat_options options = {.place = comm->place,
                                             .prefix = comm->prefix,
                                             .endpoint = meeting->endpoint,
@@ -341,8 +364,6 @@ mtp_status mtp_comm_create(const mtp_comm_options *options, mtp_comm **comm)
     MTP_REQUIRE(options != NULL && comm != NULL && options->seconds >= 0 && options->seconds <= longest_seconds &&
                 options->heartbeat_seconds >= 0);
     *comm = NULL;
-    if (options->backend != MTP_COMM_GLOO)
-        return MTP_FAIL(MTP_E_UNSUPPORTED, "this build has no NCCL; between CPU processes use Gloo");
     MTP_TRY(mtp__meeting_read(&meeting));
     mtp_comm *made = calloc(1, sizeof *made);
     if (!made) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a communicator");
@@ -358,6 +379,31 @@ mtp_status mtp_comm_create(const mtp_comm_options *options, mtp_comm **comm)
         mtp_comm_free(made);
         return status;
     }
+    *comm = made;
+    return MTP_OK;
+}
+
+mtp_status mtp_comm_create_device(mtp_comm *ranks, mtp_context *context, mtp_comm **comm)
+{
+    MTP_REQUIRE(ranks != NULL && context != NULL && comm != NULL);
+    *comm = NULL;
+    mtp_comm *made = calloc(1, sizeof *made);
+    if (!made) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a communicator");
+    made->place = ranks->place;
+    made->seconds = ranks->seconds;
+    pthread_mutex_init(&made->lock, NULL);
+    pthread_cond_init(&made->changed, NULL);
+    mtp_status status = MTP_OK;
+    if (made->place.world_size > 1) status = mtp__devices_create(ranks, context, ranks->seconds, &made->backend);
+    if (status == MTP_OK && made->place.world_size > 1) status = start_thread(made);
+    if (status != MTP_OK) {
+        mtp_comm_free(made);
+        return status;
+    }
+    made->ranks = ranks;
+    pthread_mutex_lock(&ranks->lock);
+    ranks->device = made;
+    pthread_mutex_unlock(&ranks->lock);
     *comm = made;
     return MTP_OK;
 }
@@ -389,6 +435,11 @@ static void leave(mtp_comm *comm)
 void mtp_comm_free(mtp_comm *comm)
 {
     if (!comm) return;
+    if (comm->ranks) {
+        pthread_mutex_lock(&comm->ranks->lock);
+        comm->ranks->device = NULL;
+        pthread_mutex_unlock(&comm->ranks->lock);
+    }
     if (comm->running) {
         pthread_mutex_lock(&comm->lock);
         comm->ending = true;

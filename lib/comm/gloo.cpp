@@ -270,7 +270,8 @@ mtp_status mtp__gloo_create(const mtp_comm_place *place, mtp_store *store, const
         self->context = std::make_shared<gloo::rendezvous::Context>(place->rank, place->world_size);
         self->context->setTimeout(timeout);
         self->context->connectFullMesh(meeting, device);
-        *made = mtp__collectives{all_reduce, broadcast, all_gather, barrier, abort_all, free_self, self.get()};
+        *made = mtp__collectives{all_reduce, broadcast, all_gather, barrier,   nullptr,
+                                 nullptr,    abort_all, free_self,  self.get()};
         self.release();
     });
 }

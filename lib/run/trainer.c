@@ -256,10 +256,6 @@ static mtp_status open_device_comm(mtp__trainer *t)
 {
     const mtp_train_config *c = t->config;
     const bool host = t->context->ops->memory_is_host;
-    const mtp_comm_options options = {.backend = MTP_COMM_NCCL,
-                                      .seconds = c->timeout_seconds,
-                                      .heartbeat_seconds = c->heartbeat_seconds,
-                                      .logger = t->logger};
     if (host && c->backend == MTP_DISTRIBUTED_NCCL)
         return mtp__config_fail(c, "backend", "NCCL is between GPUs, and device is \"%s\"; use \"auto\"", c->device);
     t->device_comm = t->ranks->comm;
@@ -268,7 +264,7 @@ static mtp_status open_device_comm(mtp__trainer *t)
     t->staged = false;
     t->device_comm = NULL;
     MTP_TRY_AT(
-        mtp_comm_create(&options, &t->device_comm),
+        mtp_comm_create_device(t->ranks->comm, t->context, &t->device_comm),
         "device \"%s\" on several ranks (distributed.backend = \"gloo\" works without NCCL, through host memory)",
         c->device);
     return MTP_OK;

@@ -79,12 +79,13 @@ static void fill_disk(const char *disk)
 
 static void start_launcher(victim *own, const char *config)
 {
+    const char *limit = getenv("MTP_CHAOS_LIMIT");
     own->log = test_path("%s.log%d", own->directory, own->starts++);
     own->launcher = test_start(own->log, (const char *const[]){MTP_TEST_LAUNCHER,
                                                                test_path("--nproc-per-node=%d", own->ranks),
                                                                "--max-restarts=200",
-                                                               "--time-limit=3",
-                                                               "--heartbeat=0.3",
+                                                               test_path("--time-limit=%s", limit ? limit : "5"),
+                                                               "--heartbeat=0.5",
                                                                "--stop-seconds=1",
                                                                MTP_TEST_PROGRAM,
                                                                "train",

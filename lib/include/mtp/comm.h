@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "mtp/context.h"
 #include "mtp/log.h"
 #include "mtp/status.h"
 #include "mtp/tensor.h"
@@ -86,15 +87,9 @@ MTP_API void mtp_store_close(mtp_store *store);
  * One thread at a time may call the functions of one communicator. */
 typedef struct mtp_comm mtp_comm;
 
-typedef enum mtp_comm_backend {
-    MTP_COMM_GLOO, /* between CPU processes; a world of one rank needs no library */
-    MTP_COMM_NCCL  /* between GPUs; not in this build: MTP_E_UNSUPPORTED */
-} mtp_comm_backend;
-
 typedef enum mtp_reduce { MTP_REDUCE_SUM, MTP_REDUCE_MAX, MTP_REDUCE_MIN } mtp_reduce;
 
 typedef struct mtp_comm_options {
-    mtp_comm_backend backend;
     /* How long an operation may take, finding each other too, and within which a rank that gives no sign of life is
      * noticed. 0: MTP_COMM_TIME_LIMIT of the environment, or else 60. */
     double seconds;
@@ -125,6 +120,11 @@ typedef struct mtp_comm_place {
  * be missing only where rank 0 hosts the store for one node. TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT keep
  * runs and their restarts apart. MTP_E_CONFIG for what is missing or contradicts itself. */
 MTP_API mtp_status mtp_comm_create(const mtp_comm_options *options, mtp_comm **comm);
+/* A second communicator of the same ranks whose data is device memory of `context`: sums (F32, BF16) and broadcasts by
+ * NCCL, which begin behind what was launched on the device when they are asked for, and are complete when mtp_comm_wait
+ * returns; nothing else. All ranks call it; `ranks` and `context` must outlive it. A rank that `ranks` finds to be lost
+ * ends its operations too. MTP_E_UNSUPPORTED for the CPU, and without NCCL. */
+MTP_API mtp_status mtp_comm_create_device(mtp_comm *ranks, mtp_context *context, mtp_comm **comm);
 MTP_API mtp_comm_place mtp_comm_where(const mtp_comm *comm);
 /* MTP_OK, or the failure that every further operation would give. */
 MTP_API mtp_status mtp_comm_check(mtp_comm *comm);
