@@ -155,7 +155,7 @@ static void results(void **state)
 {
     (void)state;
     static const body_function bodies[] = {exact, in_flight, refused};
-    int status[RANKS];
+    int status[RANKS] = {0};
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
         run_world(bodies[i], status);
         for (int rank = 0; rank < RANKS; rank++)
@@ -166,7 +166,7 @@ static void results(void **state)
 static void a_death(void **state)
 {
     (void)state;
-    int status[RANKS];
+    int status[RANKS] = {0};
     run_world(killed, status);
     for (int rank = 0; rank < RANKS; rank++)
         if (rank == VICTIM ? !WIFSIGNALED(status[rank]) : status[rank] != 0)
