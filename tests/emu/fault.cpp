@@ -6,6 +6,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -80,6 +81,7 @@ void kernel_fault(const char *file, int line, const char *format, ...)
 
 /* ---- signals ----------------------------------------------------------------------------------------------------- */
 
+static std::mutex handler_mutex;
 static struct sigaction before_segv, before_bus;
 
 /* stdio in a handler: the process ends here in any case, and the fault was no fault of stdio. */
@@ -139,20 +141,27 @@ struct HandlerStack {
 
 } // namespace
 
+/* A test frame may have put its own handler there since the last time. */
+static void take_over(int number, struct sigaction *before)
+{
+    struct sigaction now;
+    if (sigaction(number, nullptr, &now) != 0) return;
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == explain) return;
+    const std::lock_guard<std::mutex> lock(handler_mutex);
+    struct sigaction action = {};
+    action.sa_sigaction = explain;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigemptyset(&action.sa_mask);
+    *before = now;
+    sigaction(number, &action, nullptr);
+}
+
 void fault_watch()
 {
     static thread_local const HandlerStack stack;
     (void)stack;
-    static bool installed = [] {
-        struct sigaction action = {};
-        action.sa_sigaction = explain;
-        action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-        sigemptyset(&action.sa_mask);
-        sigaction(SIGSEGV, &action, &before_segv);
-        sigaction(SIGBUS, &action, &before_bus);
-        return true;
-    }();
-    (void)installed;
+    take_over(SIGSEGV, &before_segv);
+    take_over(SIGBUS, &before_bus);
 }
 
 } // namespace emu

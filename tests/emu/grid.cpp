@@ -46,7 +46,7 @@ static void run_blocks(Plan &plan)
 {
     fault_watch();
     Block &block = *take_block();
-    block.main = Fiber(); /* another OS thread, another stack */
+    block.main.tsan = nullptr; /* another OS thread may have been the last one to run it */
     const dim3 grid = plan.launch->grid;
     block_prepare(block, *plan.launch, plan.seed);
     for (uint64_t i; (i = plan.next.fetch_add(1)) < plan.blocks;) {
