@@ -23,7 +23,7 @@ layered()
     local bad=0
     # shellcheck disable=SC2046
     if grep -nE '^#include "' $(sources 'kernels/*') |
-        grep -vE '"(mtp/(status|tensor)\.h|base/error\.h|ops\.h|(cpu/)?[a-z0-9_]+\.h)"'; then
+        grep -vE '"(mtp/(status|tensor)\.h|base/error\.h|ops\.h|((cpu|cuda)/)?[a-z0-9_]+\.cuh|((cpu|cuda|emu)/)?[a-z0-9_]+\.h)"'; then
         echo "^ kernels/ includes more of lib/ than mtp/status.h, mtp/tensor.h and base/error.h"
         bad=1
     fi
