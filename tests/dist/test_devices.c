@@ -1,6 +1,6 @@
-/* Protects: ranks whose device memory is not host memory: gradients and, with shared moments, weights travel through
- * host memory over Gloo, and the losses are those of one process on the same device. Both ranks use the first GPU (in
- * the emulator's build the emulated one). */
+/* Protects: ranks whose device memory is not host memory: gradients and, with shared moments, weights travel by NCCL or
+ * through host memory over Gloo, and the losses are those of one process on the same device. Both ranks use the first
+ * GPU, which NCCL takes in the emulator's build only. */
 #include "dist.h"
 
 static void two_ranks_on_a_gpu(void **state)
@@ -12,6 +12,15 @@ static void two_ranks_on_a_gpu(void **state)
     const char *shared = dist_train_with(2, "device=cuda:0", dist_max_steps(2), dist_budget(3), "bucket_mib=1",
                                          "distributed.backend=gloo", "zero_stage=1");
     dist_same_training(alone, both, 2);
+#ifdef MTP_TEST_EMULATOR
+    /* a sum of two does not depend on the order */
+    const char *nccl = dist_train_with(2, "device=cuda:0", dist_max_steps(2), dist_budget(3), "bucket_mib=1",
+                                       "zero_stage=1", "distributed.backend=nccl");
+    char *c = test_train_metrics(nccl), *d = test_train_metrics(both);
+    assert_string_equal(c, d);
+    free(c);
+    free(d);
+#endif
     char *a = test_train_metrics(both), *b = test_train_metrics(shared);
     assert_string_equal(a, b);
     free(a);
