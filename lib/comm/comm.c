@@ -423,6 +423,8 @@ static void wait_for_others(mtp_comm *comm, const char *key)
 
 static void leave(mtp_comm *comm)
 {
+    /* who frees after a failure still wants to say which */
+    const mtp_error first = *mtp_last_error();
     int64_t left = 0;
     char key[400];
     if (!comm->heartbeat) return;
@@ -430,6 +432,7 @@ static void leave(mtp_comm *comm)
     if (comm->server) wait_for_others(comm, key);
     mtp__heartbeat_stop(comm->heartbeat);
     if (!comm->server) (void)mtp_store_add(comm->store, key, 1, &left); /* a store that is lost waits for nobody */
+    if (first.status != MTP_OK) mtp__fail_again(&first);
 }
 
 void mtp_comm_free(mtp_comm *comm)

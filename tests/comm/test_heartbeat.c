@@ -50,7 +50,10 @@ static int be_rank(int rank, body_function body)
     setenv("LOCAL_RANK", number, 1);
     if (mtp_comm_create(&options, &comm) != MTP_OK) return WRONG_HERE("create");
     const int code = body(comm, &failure);
+    const mtp_error last = *mtp_last_error();
     mtp_comm_free(comm);
+    /* freeing does not hide why */
+    if (last.status != MTP_OK && strcmp(last.message, mtp_last_error()->message) != 0) return WRONG_HERE("the record");
     return code;
 }
 

@@ -79,7 +79,7 @@ static void fill_disk(const char *disk)
 
 static void start_launcher(victim *own, const char *config)
 {
-    const char *limit = getenv("MTP_CHAOS_LIMIT");
+    const char *limit = getenv("MTP_TEST_TIME_LIMIT");
     own->log = test_path("%s.log%d", own->directory, own->starts++);
     own->launcher = test_start(own->log, (const char *const[]){MTP_TEST_LAUNCHER,
                                                                test_path("--nproc-per-node=%d", own->ranks),

@@ -1,0 +1,172 @@
+/* Protects: training whose ranks no launcher looks after: one that is killed or stopped is named by the others, which
+ * end within the time limit; and training on machines of which one is lost: the other goes on from the checkpoint that
+ * both wrote. */
+#include "support.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "background.h"
+#include "comm/net.h"
+#include "train.h"
+
+enum { RANKS = 2 };
+
+static const char *free_port(void)
+{
+    int fd, port;
+    assert_ok(mtp__net_listen("127.0.0.1", 0, &fd, &port));
+    close(fd);
+    return test_path("%d", port);
+}
+
+static const char *setting(const char *name, const char *value)
+{
+    return test_path("%s=%s", name, value);
+}
+
+/* Longer where everything is slow: a sanitizer. */
+static const char *time_limit(void)
+{
+    const char *set = getenv("MTP_TEST_TIME_LIMIT");
+    return set ? set : "6";
+}
+
+typedef struct run {
+    const char *directory;
+    const char *logs[RANKS];
+    pid_t pids[RANKS];
+} run;
+
+/* Two ranks with torchrun's environment and nobody above them. Rank 0 hosts the store. */
+static run start_ranks(void)
+{
+    run made = {.directory = test_path("%s/run", test_dir())};
+    const char *config = test_train_file(made.directory), *port = free_port();
+    for (int rank = 0; rank < RANKS; rank++) {
+        const char *number = test_path("%d", rank);
+        made.logs[rank] = test_path("%s/log%d", test_dir(), rank);
+        made.pids[rank] =
+            test_start(made.logs[rank],
+                       (const char *const[]){"/usr/bin/env", setting("RANK", number), setting("LOCAL_RANK", number),
+                                             "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", setting("MTP_RDZV_PORT", port),
+                                             setting("MTP_COMM_TIME_LIMIT", time_limit()), "MTP_COMM_HEARTBEAT=0.5",
+                                             MTP_TEST_PROGRAM, "train", config, "--set", "max_steps=100000", "--set",
+                                             "save_steps=2", NULL});
+    }
+    test_wait_for_file(test_path("%s/checkpoints/step-00000002", made.directory));
+    return made;
+}
+
+static void assert_names(const run *own, int rank, int lost)
+{
+    test_file_says(own->logs[rank], test_path("rank %d (", lost));
+    test_file_says(own->logs[rank], test_path("process %d)", (int)own->pids[lost]));
+}
+
+static void check_loss(int signal_number)
+{
+    const run own = start_ranks();
+    kill(own.pids[1], signal_number);
+    const int code = test_end(own.pids[0]);
+    if (code != 1) fail_msg("exit code %d: %s", code, test_read(own.logs[0], NULL));
+    assert_names(&own, 0, 1);
+    kill(own.pids[1], SIGKILL);
+    test_end(own.pids[1]);
+}
+
+static void killed(void **state)
+{
+    (void)state;
+#ifndef MTP_TEST_GLOO
+    print_message("skipped: this build has no Gloo (MTP_GLOO=OFF)\n");
+    skip();
+#endif
+    check_loss(SIGKILL);
+}
+
+static void stopped(void **state)
+{
+    (void)state;
+#ifndef MTP_TEST_GLOO
+    print_message("skipped: this build has no Gloo (MTP_GLOO=OFF)\n");
+    skip();
+#endif
+    check_loss(SIGSTOP);
+}
+
+/* With rank 0 the store is gone too: nobody can say who was lost, and the other ends all the same. */
+static void rank_0_killed(void **state)
+{
+    (void)state;
+#ifndef MTP_TEST_GLOO
+    print_message("skipped: this build has no Gloo (MTP_GLOO=OFF)\n");
+    skip();
+#endif
+    const run own = start_ranks();
+    kill(own.pids[0], SIGKILL);
+    assert_int_equal(test_end(own.pids[1]), 1);
+    test_file_says(own.logs[1], "the store is lost");
+    test_end(own.pids[0]);
+}
+
+/* ---- machines -----------------------------------------------------------------------------------------------------
+ */
+
+static pid_t start_machine(int node, const char *endpoint, const char *config, const char *directory, const char *log)
+{
+    return test_start(log, (const char *const[]){MTP_TEST_LAUNCHER,
+                                                 "--nnodes=1:2",
+                                                 test_path("--node-rank=%d", node),
+                                                 "--rdzv-endpoint",
+                                                 endpoint,
+                                                 "--max-restarts=3",
+                                                 "--last-call=2",
+                                                 setting("--time-limit", time_limit()),
+                                                 "--heartbeat=0.5",
+                                                 "--stop-seconds=5",
+                                                 MTP_TEST_PROGRAM,
+                                                 "train",
+                                                 config,
+                                                 "--resume",
+                                                 "auto",
+                                                 "--set",
+                                                 test_path("output_dir=%s", directory),
+                                                 "--set",
+                                                 "max_steps=60",
+                                                 "--set",
+                                                 "save_steps=2",
+                                                 NULL});
+}
+
+static void a_machine_is_lost(void **state)
+{
+    (void)state;
+#ifndef MTP_TEST_GLOO
+    print_message("skipped: this build has no Gloo (MTP_GLOO=OFF)\n");
+    skip();
+#endif
+    const char *directory = test_path("%s/run", test_dir()), *config = test_train_file("unset");
+    const char *endpoint = test_path("127.0.0.1:%s", free_port());
+    const char *logs[] = {test_path("%s/host", test_dir()), test_path("%s/other", test_dir())};
+    pid_t pids[2];
+    setenv("MTP_RDZV_SECRET", "a secret of the test", 1);
+    for (int node = 0; node < 2; node++) pids[node] = start_machine(node, endpoint, config, directory, logs[node]);
+    test_wait_for_file(test_path("%s/checkpoints/step-00000002", directory));
+    kill(pids[1], SIGKILL);
+    test_end(pids[1]);
+    const int code = test_end(pids[0]);
+    if (code != 0) fail_msg("exit code %d: %s", code, test_read(logs[0], NULL));
+    test_file_says(logs[0], "2 machine(s) of at most 2, 2 rank(s) in all");
+    test_file_says(logs[0], "1 machine(s) of at most 2, 1 rank(s) in all");
+    test_file_says(logs[0], "going on from");
+    assert_int_equal(access(test_path("%s/export/model.safetensors", directory), F_OK), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(killed), cmocka_unit_test(stopped),
+                                       cmocka_unit_test(rank_0_killed), cmocka_unit_test(a_machine_is_lost)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
