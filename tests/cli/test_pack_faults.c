@@ -9,7 +9,17 @@
 #include "pack.h"
 
 #define VERIFIER TEST_SAMPLES "/verifier"
-enum { GOOD = 100 }; /* samples of train/ */
+enum { GOOD = 40 };
+
+/* The first of train/. */
+static const char *good_samples(void)
+{
+    const char *dir = test_dir();
+    for (int i = 0; i < GOOD; i++)
+        test_copy(test_path(TEST_SAMPLES "/train/sample_%04d.safetensors", i),
+                  test_path("%s/sample_%04d.safetensors", dir, i));
+    return dir;
+}
 
 /* A directory with one file a fault, and one that was cut. */
 static const char *plant(void)
@@ -81,9 +91,10 @@ static void expect_inspected(const char *out)
 static void faults_are_named(void **state)
 {
     (void)state;
-    const char *bad = plant(), *out = test_path("%s/store", test_dir()), *other = test_path("%s/store", test_dir());
-    test_run run = test_mtp("pack", out, TEST_SAMPLES "/train", bad, "--verifier", VERIFIER, "--max-bad", "1",
-                            "--shard-size", "0.005", "--workers", "1");
+    const char *good = good_samples(), *bad = plant(), *out = test_path("%s/store", test_dir()),
+               *other = test_path("%s/store", test_dir());
+    test_run run = test_mtp("pack", out, good, bad, "--verifier", VERIFIER, "--max-bad", "1", "--shard-size", "0.005",
+                            "--workers", "1");
     if (run.exit_code != 0) fail_msg("%s", run.err);
     assert_non_null(strstr(run.out, test_path("%d samples, ", GOOD)));
     assert_non_null(strstr(run.out, test_path("%d samples were refused\n", test_num_faults + 1)));
@@ -103,8 +114,8 @@ static void faults_are_named(void **state)
     test_expect(test_mtp("check", out, "--verifier", VERIFIER), 0, test_path("%d samples, %d good", GOOD, GOOD), "");
     expect_inspected(out);
 
-    run = test_mtp("pack", other, TEST_SAMPLES "/train", bad, "--verifier", VERIFIER, "--max-bad", "1", "--shard-size",
-                   "0.005", "--workers", "5");
+    run = test_mtp("pack", other, good, bad, "--verifier", VERIFIER, "--max-bad", "1", "--shard-size", "0.005",
+                   "--workers", "5");
     assert_int_equal(run.exit_code, 0);
     test_run_free(&run);
     test_same_directory(out, other);

@@ -1,12 +1,14 @@
 /* Protects: each file of corpus/<name>/good is accepted and each of bad refused with a message, and no damage of them
- * (truncations, a thousand small changes of each) crashes the reader. Stands in for libFuzzer's main. */
+ * (truncations, a thousand small changes of each, 200 of long bad ones) crashes the reader. Stands in for libFuzzer's
+ * main.
+ */
 #include <stdbool.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "fuzz.h"
 
-enum { MUTANTS = 1000, MAX_INPUT = 1 << 20 };
+enum { MUTANTS = 1000, MUTANTS_OF_BAD = 200, LONG_INPUT = 4096, MAX_INPUT = 1 << 20 };
 
 /* An allocation of the exact size, so that a sanitizer sees the first byte read behind the end. */
 static int accepts_copy(const uint8_t *data, size_t size)
@@ -41,21 +43,22 @@ static void mutate(uint8_t *data, size_t size, uint32_t *state)
     }
 }
 
-/* Every length of what stands in front (headers) and at the end; of a long middle, each 61st. */
+/* Every length; of a long input those in front (headers) and at the end, and each 61st between. */
 static size_t next_cut(size_t length, size_t size)
 {
-    enum { FRONT = 2048, END = 256, STRIDE = 61 };
-    const bool middle = length >= FRONT && length + END + STRIDE < size;
+    enum { FRONT = 512, END = 128, STRIDE = 61 };
+    const bool middle = size > LONG_INPUT && length >= FRONT && length + END + STRIDE < size;
     return length + (middle ? STRIDE : 1);
 }
 
-static void damage(const uint8_t *data, size_t size)
+static void damage(const uint8_t *data, size_t size, bool bad)
 {
     uint32_t state = 1;
     uint8_t *mutant = malloc(size ? size : 1);
     FUZZ_CHECK(mutant != NULL);
     for (size_t length = 0; length < size; length = next_cut(length, size)) (void)accepts_copy(data, length);
-    for (int i = 0; size > 0 && i < MUTANTS; i++) {
+    const int mutants = bad && size > LONG_INPUT ? MUTANTS_OF_BAD : MUTANTS;
+    for (int i = 0; size > 0 && i < mutants; i++) {
         memcpy(mutant, data, size);
         mutate(mutant, size, &state);
         (void)accepts_copy(mutant, size);
@@ -88,7 +91,7 @@ static int replay(const char *corpus, const char *kind, int expected)
                     accepted ? "accepted" : "refused: ", accepted ? "" : mtp_last_error()->message);
             wrong++;
         }
-        damage((const uint8_t *)data, size);
+        damage((const uint8_t *)data, size, !expected);
         free(data);
         free(path);
     }
