@@ -1,5 +1,5 @@
-/* Protects: the same number of ranks gives the same bits, with sharded moments too; an evaluation is the same bits for
- * any number; a run goes on at another number of ranks with the next sample. */
+/* Protects: the same number of ranks gives the same bits, with any number of threads, with sharded moments too; an
+ * evaluation is the same bits for any number; a run goes on at another number of ranks with the next sample. */
 #include "dist.h"
 
 static void assert_same_bits(const char *one, const char *other)
@@ -16,12 +16,15 @@ static void the_same_number_of_ranks_gives_the_same_bits(void **state)
 {
     (void)state;
     dist_needs_gloo();
-    const char *const overrides[] = {dist_max_steps(6), dist_budget(8), "save_steps=3", "keep_last=0", NULL};
-    const char *one = dist_train(3, overrides), *other = dist_train(3, overrides);
-    assert_same_bits(one, other);
-    for (int step = 3; step <= 6; step += 3)
-        test_same_checkpoint(test_path("%s/checkpoints/step-%08d", one, step),
-                             test_path("%s/checkpoints/step-%08d", other, step));
+    static const char *const threads[] = {"num_threads=1", "num_threads=1", "num_threads=3"};
+    const char *runs[3];
+    for (int i = 0; i < 3; i++) {
+        runs[i] = dist_train_with(3, dist_max_steps(6), dist_budget(8), "save_steps=3", "keep_last=0", threads[i]);
+        assert_same_bits(runs[0], runs[i]);
+        for (int step = 3; step <= 6; step += 3)
+            test_same_checkpoint(test_path("%s/checkpoints/step-%08d", runs[0], step),
+                                 test_path("%s/checkpoints/step-%08d", runs[i], step));
+    }
 }
 
 /* Sharded moments change no bit, with any number of ranks (five cut the tensors elsewhere than two), and a checkpoint
