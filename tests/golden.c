@@ -20,14 +20,14 @@ static bool exists(const char *directory, const char *name)
 }
 
 /* The three curve groups print as one: the interface names hidden, state, logits, loss, gradients, curve. */
-static bool print_groups(const golden_result *result, bool verbose)
+static bool print_groups(const golden_result *result, const double *tolerances, bool verbose)
 {
     bool good = result->wrong == 0;
     int64_t compared = result->integers;
     for (int g = 0; g < GOLDEN_GROUPS; g++) {
         if (result->group[g].count == 0) continue;
         compared += result->group[g].count;
-        const bool inside = result->group[g].error <= golden_tolerances[g];
+        const bool inside = result->group[g].error <= tolerances[g];
         printf("  %s %.1e%s", golden_group_names[g], result->group[g].error, inside ? "" : " (!)");
         if (verbose) printf(" in %s", result->group[g].where);
         good = good && inside;
@@ -36,12 +36,12 @@ static bool print_groups(const golden_result *result, bool verbose)
     return good && compared > 0;
 }
 
-static void print_failures(const golden_result *result)
+static void print_failures(const golden_result *result, const double *tolerances)
 {
     for (int g = 0; g < GOLDEN_GROUPS; g++)
-        if (result->group[g].count && !(result->group[g].error <= golden_tolerances[g]))
+        if (result->group[g].count && !(result->group[g].error <= tolerances[g]))
             fprintf(stderr, "    %s: %s differs by %.3e of its largest magnitude; the tolerance is %.1e\n",
-                    golden_group_names[g], result->group[g].where, result->group[g].error, golden_tolerances[g]);
+                    golden_group_names[g], result->group[g].where, result->group[g].error, tolerances[g]);
     if (result->wrong)
         fprintf(stderr, "    %lld of %lld integers differ, the first in %s\n", (long long)result->wrong,
                 (long long)result->integers, result->wrong_where);
@@ -50,6 +50,7 @@ static void print_failures(const golden_result *result)
 static outcome check(const char *directory, const mtp_context_options *device, bool verbose)
 {
     golden_result result = {0};
+    const double *tolerances = device->bf16 ? golden_tolerances_bf16 : golden_tolerances;
     const char *skipped = NULL;
     const bool optimizer = exists(directory, "optimizer.json");
     const mtp_status status = optimizer ? golden_run_adamw(directory, device, &result)
@@ -65,19 +66,20 @@ static outcome check(const char *directory, const mtp_context_options *device, b
         printf("  skipped: objective %s not built yet\n", skipped);
         return SKIPPED;
     }
-    const bool good = print_groups(&result, verbose);
+    const bool good = print_groups(&result, tolerances, verbose);
     printf("  %s\n", good ? "ok" : "FAILED");
     fflush(stdout);
-    if (!good) print_failures(&result);
+    if (!good) print_failures(&result, tolerances);
     return good ? PASSED : FAILED;
 }
 
 int main(int argc, char **argv)
 {
     static const char usage[] =
-        "usage: golden [--verbose] [--device NAME] DIR...\n"
+        "usage: golden [--verbose] [--device NAME] [--bf16] DIR...\n"
         "Checks reference cases (format: tests/data/goldens/README.md) and prints, for each, the largest error per "
-        "group; with --verbose also the tensor that has it. NAME: cpu, cuda, cuda:1.\n";
+        "group; with --verbose also the tensor that has it. NAME: cpu, cuda, cuda:1. --bf16: "
+        "products in bf16, with the tolerances of that mode.\n";
     int count[3] = {0}, first = 1;
     bool verbose = false;
     mtp_context_options device = {.num_threads = 0};
@@ -85,6 +87,8 @@ int main(int argc, char **argv)
     for (; first < argc && strncmp(argv[first], "--", 2) == 0; first++) {
         if (strcmp(argv[first], "--verbose") == 0)
             verbose = true;
+        else if (strcmp(argv[first], "--bf16") == 0)
+            device.bf16 = true;
         else if (strcmp(argv[first], "--device") == 0 && first + 1 < argc)
             device.device = argv[++first];
         else

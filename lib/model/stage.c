@@ -1,6 +1,5 @@
 #include "model/stage.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -25,8 +24,7 @@ mtp_status mtp__stage_create(mtp__stage *stage, int64_t width)
 {
     if (stage->direct) return MTP_OK;
     const size_t bytes = rows_bytes(stage->Rc, width);
-    stage->host = malloc(bytes);
-    if (!stage->host) return MTP_FAIL(MTP_E_MEMORY, "out of memory for %lld rows", (long long)stage->Rc);
+    MTP_TRY_AT(stage->context->ops->host_alloc(stage->context->device, bytes, &stage->host), "rows of a chunk");
     int32_t *numbers = stage->host;
     for (int64_t r = 0; r < stage->Rc; r++) numbers[r] = (int32_t)r;
     return stage->context->ops->upload(stage->context->device, stage->index.data, numbers,
@@ -35,9 +33,10 @@ mtp_status mtp__stage_create(mtp__stage *stage, int64_t width)
 
 void mtp__stage_release(mtp__stage *stage)
 {
-    for (int type = 0; type < MTP_LAYER_TYPES && stage->context; type++)
+    if (!stage->context) return;
+    for (int type = 0; type < MTP_LAYER_TYPES; type++)
         stage->context->ops->memory_free(stage->context->device, stage->kv[type]);
-    free(stage->host);
+    stage->context->ops->host_free(stage->context->device, stage->host);
     *stage = (mtp__stage){0};
 }
 

@@ -37,6 +37,7 @@ typedef struct golden_result {
 
 extern const char *const golden_group_names[GOLDEN_GROUPS];
 extern const double golden_tolerances[GOLDEN_GROUPS];
+extern const double golden_tolerances_bf16[GOLDEN_GROUPS]; /* products in bf16 */
 
 /* An expected tensor as numbers: F32, F64, BF16, F16 to double, I64/I32/U8 to int64. The caller frees. */
 mtp_status golden_reals(const mtp_safetensors *file, const char *name, int64_t count, double **values);
