@@ -140,6 +140,12 @@ static void exit_codes(void **state)
     ends(test_mtp("train", config, "--set", "output_dir=/dev/null/x", "--set", "max_steps=1"), 1, "", "/dev/null");
     ends(test_mtp("train", config, "--set", "device=gpu", "--set", "output_dir=other"), 2, "", "cpu");
     ends(test_mtp("train", config, "--set", "isa=avx9", "--set", "output_dir=other"), 2, "", "avx9");
+    /* what a restart would be refused is refused at once */
+    const char *again = test_path("output_dir=%s/again", test_dir());
+    setenv("TORCHELASTIC_MAX_RESTARTS", "2", 1);
+    ends(test_mtp("train", config, "--set", again), 2, "", "--max-restarts 2: a restart would not go on");
+    ends(test_mtp("train", config, "--set", again, "--set", "max_steps=1", "--resume", "auto"), 0, "", "step 1/1");
+    unsetenv("TORCHELASTIC_MAX_RESTARTS");
     const char *bad = test_path("%s/bad.safetensors", test_dir());
     test_write(bad, "nothing", 7);
     ends(test_mtp("train", config, "--set", test_path("train_data=[\"%s\"]", bad), "--set", "output_dir=other"), 3, "",

@@ -128,7 +128,7 @@ static bool parse(int argc, char **argv, arguments *a, int *exit_code)
          .value = "auto|never|PATH",
          .help =
              "Go on from the newest good checkpoint of output_dir, start only in a directory without a run, or go on "
-             "from the checkpoint PATH. The same as --set resume=..."},
+             "from the checkpoint PATH. The same as --set resume=... A launcher with --max-restarts needs auto."},
         {.name = "dry-run",
          .kind = ARGS_FLAG,
          .target = &a->dry_run,
@@ -214,6 +214,18 @@ static char *resume_override(const char *value)
     return text;
 }
 
+/* A launcher that starts all ranks again finds the run of the attempt before in output_dir. Said before the first step,
+ * not when the first rank is lost. */
+static bool survives_restarts(const mtp_train_config *config)
+{
+    const char *restarts = getenv("TORCHELASTIC_MAX_RESTARTS");
+    if (!restarts || strtol(restarts, NULL, 10) <= 0 || strcmp(config->resume, MTP_RESUME_AUTO) == 0) return true;
+    program_usage("resume is \"%s\" and the launcher has --max-restarts %s: a restart would not go on from the newest "
+                  "checkpoint; give mtp train --resume auto",
+                  config->resume, restarts);
+    return false;
+}
+
 static int run(const arguments *a)
 {
     mtp_train_config *config = NULL;
@@ -221,6 +233,8 @@ static int run(const arguments *a)
     int exit_code = 0;
     if (status == MTP_OK && a->print_config)
         exit_code = print_config(config);
+    else if (status == MTP_OK && !a->dry_run && !survives_restarts(config))
+        exit_code = 2;
     else if (status == MTP_OK)
         exit_code = program_finish(train(config, a->dry_run));
     else
