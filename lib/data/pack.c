@@ -63,11 +63,13 @@ static mtp_status check_bad(packing *p)
     if ((double)bad <= p->options->max_bad * (double)p->num_inputs) return MTP_OK;
     MTP_TRY(write_quarantine(p));
     mtp__quarantine_count(mtp__text_get(&p->quarantine), p->summary);
+    const char *first = mtp__text_get(&p->quarantine);
+    const size_t length = strcspn(first, "\n");
     return MTP_FAIL(MTP_E_DATA,
                     "%lld of %lld samples are bad, more than max_bad %g allows; %s/quarantine.jsonl says which and "
-                    "why, the first: %.400s",
+                    "why, the first: %.*s",
                     (long long)bad, (long long)p->num_inputs, p->options->max_bad, p->directory,
-                    mtp__text_get(&p->quarantine));
+                    (int)(length < 400 ? length : 400), first);
 }
 
 /* ---- the plan ------------------------------------------------------------------------------------------------- */
@@ -273,6 +275,19 @@ static mtp_status pack(packing *p)
     return write_store(p);
 }
 
+/* A directory with a store in it is read as one, so samples beside it would be out of sight. */
+static mtp_status check_place(const char *directory)
+{
+    mtp__name_list names;
+    MTP_TRY(mtp__dir_list(directory, MTP__LIST_FILES, ".safetensors", &names));
+    mtp_status status = MTP_OK;
+    if (names.count > 0)
+        status = MTP_FAIL(MTP_E_EXISTS, "%s holds samples (%s, ...); pack into a directory of its own", directory,
+                          names.names[0]);
+    mtp__name_list_free(&names);
+    return status;
+}
+
 mtp_status mtp_pack(const char *directory, const mtp_pack_options *options, mtp_pack_summary *summary)
 {
     MTP_REQUIRE(directory && options && summary && options->inputs && options->num_inputs >= 1 && options->verifier);
@@ -282,6 +297,7 @@ mtp_status mtp_pack(const char *directory, const mtp_pack_options *options, mtp_
     packing p = {.directory = directory, .options = options, .summary = summary, .means.options = options};
     mtp__pack_owner owner;
     MTP_TRY(mtp__dir_create(directory));
+    MTP_TRY(check_place(directory));
     MTP_TRY(mtp__pack_own(directory, &owner));
     const mtp_status status = pack(&p);
     mtp__teacher_free(p.means.teacher);

@@ -4,6 +4,7 @@
 #include "faults.h"
 
 #include <jansson.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "pack.h"
@@ -131,6 +132,16 @@ static void too_many_are_an_error(void **state)
     test_sample_free(&sample);
     test_expect(test_mtp("pack", out, dir, "--verifier", VERIFIER), 3, "     1  hidden-norm\n",
                 "1 of 6 samples are bad, more than max_bad 0.01 allows");
+    /* of several the message has one, whole */
+    test_write(test_path("%s/sample_0990.safetensors", dir), "nothing", 7);
+    test_write(test_path("%s/sample_0991.safetensors", dir), "nothing", 7);
+    test_run run = test_mtp("pack", test_path("%s/store", test_dir()), dir, "--verifier", VERIFIER);
+    assert_int_equal(run.exit_code, 3);
+    assert_non_null(strstr(run.err, "the first: {\"file\":\"sample_0990.safetensors\""));
+    assert_null(strstr(run.err, "sample_0991"));
+    test_run_free(&run);
+    assert_int_equal(unlink(test_path("%s/sample_0990.safetensors", dir)), 0);
+    assert_int_equal(unlink(test_path("%s/sample_0991.safetensors", dir)), 0);
     assert_false(mtp__file_exists(test_path("%s/store.json", out)));
     /* another set of tests makes another store */
     test_expect(test_mtp("pack", out, dir, "--verifier", VERIFIER, "--structure-only"), 2, "",

@@ -1,6 +1,7 @@
 /* Protects: `mtp pack` where it may not or cannot write: a disk that is full at any stage is said with the file, leaves
  * nothing half written, and packing goes on to the same bytes once there is room; a read-only mount and a directory
- * that cannot be made are said; a second packer is refused while the first works, by its process. */
+ * that cannot be made are said; a second packer is refused while the first works, by its process, and a directory of
+ * samples is too. */
 #include "support.h"
 
 #include <signal.h>
@@ -128,6 +129,18 @@ static void second_packer(void **state)
     test_same_directory(alone, out);
 }
 
+/* Where samples are: they would lie beside the store, unseen. */
+static void among_samples(void **state)
+{
+    (void)state;
+    const char *dir = test_dir(), *sample = test_path("%s/mine.safetensors", dir);
+    test_write(sample, "mine", 4);
+    test_expect(test_execute(command(dir)), 2, "", "holds samples (mine.safetensors, ...)");
+    assert_false(mtp__file_exists(test_path("%s/pack.json", dir)));
+    assert_int_equal(unlink(sample), 0);
+    test_expect(test_execute(command(dir)), 0, "20 samples, ", "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -135,6 +148,7 @@ int main(void)
         cmocka_unit_test(read_only_mount),
         cmocka_unit_test(directory_without_permission),
         cmocka_unit_test(second_packer),
+        cmocka_unit_test(among_samples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
