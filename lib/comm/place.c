@@ -43,6 +43,11 @@ static mtp_status read_place(mtp_comm_place *place)
         /* srun's rank alone is no sign of a step with tasks */
         if (value_of(launchers[i].world_size) || (i == 0 && value_of(launchers[i].rank))) by = &launchers[i];
     if (!by) return MTP_OK;
+    if (!value_of(by->world_size) || !value_of(by->rank))
+        return MTP_FAIL(MTP_E_CONFIG,
+                        "the environment has %s but no %s: ranks are started by mtprun (or torchrun, srun, mpirun), "
+                        "which set both; for one process unset it",
+                        value_of(by->rank) ? by->rank : by->world_size, value_of(by->rank) ? by->world_size : by->rank);
     MTP_TRY(number_of(by->world_size, 1, RANKS_MAX, &place->world_size));
     MTP_TRY(number_of(by->rank, 0, place->world_size - 1, &place->rank));
     place->local_world_size = place->world_size == 1;

@@ -135,7 +135,13 @@ static void wrong_usage(void **state)
         assert_says(run.err, cases[i].says);
         test_run_free(&run);
     }
-    test_run run = mtprun("--help");
+    setenv("MTP_RDZV_SECRET", "short", 1);
+    test_run run = mtprun("--nnodes=2", "--node-rank=1", "--rdzv-endpoint=127.0.0.1:4000", "true");
+    unsetenv("MTP_RDZV_SECRET");
+    assert_code(&run, 2);
+    assert_says(run.err, "at least 8 letters");
+    test_run_free(&run);
+    run = mtprun("--help");
     assert_code(&run, 0);
     assert_says(run.out, "--nproc-per-node");
     test_run_free(&run);

@@ -136,9 +136,9 @@ static void contradictions(void **state)
     (void)state;
     mtp__meeting meeting;
     environment((const char *const[]){"RANK=0", NULL});
-    assert_fails(mtp__meeting_read(&meeting), MTP_E_CONFIG, "WORLD_SIZE");
+    assert_fails(mtp__meeting_read(&meeting), MTP_E_CONFIG, "has RANK but no WORLD_SIZE");
     environment((const char *const[]){"WORLD_SIZE=2", NULL});
-    assert_fails(mtp__meeting_read(&meeting), MTP_E_CONFIG, "no RANK");
+    assert_fails(mtp__meeting_read(&meeting), MTP_E_CONFIG, "has WORLD_SIZE but no RANK: ranks are started by mtprun");
     environment((const char *const[]){"RANK=2", "WORLD_SIZE=2", NULL});
     assert_fails(mtp__meeting_read(&meeting), MTP_E_CONFIG, "RANK is '2'; it must be a number from 0 to 1");
     environment((const char *const[]){"RANK=1", "WORLD_SIZE=2x", NULL});

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "devices.h"
+#include "mtp/comm.h"
 #include "mtp/suggest.h"
 #include "mtp/version.h"
 #include "say.h"
@@ -247,8 +248,11 @@ static bool set_nodes(const given *all, options *own)
                          "the port after --master-port",
                          own->num_nodes),
                false;
-    if (own->num_nodes > 1 && !getenv("MTP_RDZV_SECRET"))
-        return say_usage("--nnodes %d: set MTP_RDZV_SECRET to the same text on all machines", own->num_nodes), false;
+    const char *secret = getenv("MTP_RDZV_SECRET");
+    if (own->num_nodes > 1 && (!secret || strlen(secret) < MTP_STORE_SECRET_MIN))
+        return say_usage("--nnodes %d: set MTP_RDZV_SECRET to the same text of at least %d letters on all machines",
+                         own->num_nodes, MTP_STORE_SECRET_MIN),
+               false;
     return true;
 }
 
