@@ -305,7 +305,8 @@ static mtp_status check_required(const mtp_train_config *config)
                                                                   : false;
         if (config->sources.count > 0 && strcmp(fields[i].key, "train_data") == 0) continue; /* checked with them */
         if (fields[i].example && empty)
-            return mtp__config_fail(config, fields[i].key, "must be given, in the table [%s]", fields[i].section);
+            return mtp__config_fail(config, fields[i].key, "must be given, in the table [%s]%s", fields[i].section,
+                                    strcmp(fields[i].key, "train_data") == 0 ? ", or sources in place of it" : "");
     }
     return MTP_OK;
 }
