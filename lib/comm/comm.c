@@ -354,7 +354,7 @@ static mtp_status choose_times(mtp_comm *comm, const mtp_comm_options *options)
     if (comm->heartbeat_seconds <= third) return MTP_OK;
     return MTP_FAIL(MTP_E_CONFIG,
                     "a heartbeat every %g s is too rare for a time limit of %g s: at most a third of it "
-                    "(MTP_COMM_HEARTBEAT, MTP_COMM_TIME_LIMIT)",
+                    "(heartbeat_seconds and timeout_seconds, or mtprun --heartbeat and --time-limit)",
                     comm->heartbeat_seconds, comm->seconds);
 }
 

@@ -94,6 +94,22 @@ static void environment(void **state)
     test_run_free(&run);
 }
 
+/* The default heartbeat, a third of a short time limit, arrives as no more than a third. */
+static void short_time_limits(void **state)
+{
+    (void)state;
+    static const char *const limits[] = {"0.2", "2", "5", "7"};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        test_run run = mtprun("--time-limit", limits[i], "sh", "-c", "echo heartbeat $MTP_COMM_HEARTBEAT");
+        assert_code(&run, 0);
+        const char *text = strstr(run.out, "heartbeat ");
+        assert_non_null(text);
+        const double heartbeat = strtod(text + strlen("heartbeat "), NULL);
+        assert_true(heartbeat > 0 && heartbeat <= strtod(limits[i], NULL) / 3);
+        test_run_free(&run);
+    }
+}
+
 /* ---- the command line ----------------------------------------------------------------------------------------- */
 
 static void wrong_usage(void **state)
@@ -376,9 +392,11 @@ int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "add_up") == 0) return add_up();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(environment),     cmocka_unit_test(wrong_usage), cmocka_unit_test(programs),
-        cmocka_unit_test(output),          cmocka_unit_test(failures),    cmocka_unit_test(restarts),
-        cmocka_unit_test(interrupt),       cmocka_unit_test(collectives), cmocka_unit_test(stopped),
+        cmocka_unit_test(environment),     cmocka_unit_test(short_time_limits),
+        cmocka_unit_test(wrong_usage),     cmocka_unit_test(programs),
+        cmocka_unit_test(output),          cmocka_unit_test(failures),
+        cmocka_unit_test(restarts),        cmocka_unit_test(interrupt),
+        cmocka_unit_test(collectives),     cmocka_unit_test(stopped),
         cmocka_unit_test(launcher_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -55,8 +55,9 @@ char **environment_make(const options *own, const plan *now, int local_rank)
     put(made, &count, "TORCHELASTIC_RUN_ID=%s", own->run_id);
     put(made, &count, "MTP_RDZV_ENDPOINT=%s", now->endpoint);
     put(made, &count, "MTP_RDZV_SECRET=%s", now->secret);
-    put(made, &count, "MTP_COMM_TIME_LIMIT=%g", own->time_limit);
-    put(made, &count, "MTP_COMM_HEARTBEAT=%g", own->heartbeat);
+    /* all digits: rounded up, a third of the limit would be more than a third */
+    put(made, &count, "MTP_COMM_TIME_LIMIT=%.17g", own->time_limit);
+    put(made, &count, "MTP_COMM_HEARTBEAT=%.17g", own->heartbeat);
     const char *threads = getenv("OMP_NUM_THREADS");
     const int each = own->num_cores / own->num_ranks;
     if (threads && *threads)
