@@ -134,9 +134,12 @@ static mtp_status with_last_good(mtp__run *run, mtp_status status)
     const mtp_error first = *mtp_last_error();
     if (run->ranks.world_size == 1 && mtp__run_settle(run, true) != MTP_OK) return mtp__fail_again(&first);
     if (run->saved_step < 0) return mtp__fail_again(&first);
+    /* the fingerprint of the data is one of token ids: a sample that is left out makes another run */
+    const bool data = status == MTP_E_DATA || status == MTP_E_FORMAT;
     return mtp__fail(status, first.foreign, first.file, first.line,
-                     "%s; the last good checkpoint is that of step %lld, --resume auto goes on from it", first.message,
-                     (long long)run->saved_step);
+                     "%s; the last good checkpoint is that of step %lld, --resume auto goes on from it%s",
+                     first.message, (long long)run->saved_step,
+                     data ? " once that is repaired in place: the run needs the same documents" : "");
 }
 
 static void describe(const mtp__run *run)

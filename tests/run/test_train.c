@@ -11,6 +11,7 @@
 #include "mtp/safetensors.h"
 #include "run/checkpoint.h"
 #include "run/run_dir.h"
+#include "samples.h"
 #include "train.h"
 
 static const char *eval_file(void)
@@ -408,6 +409,41 @@ static void a_bad_step_is_skipped_and_changes_nothing(void **state)
     free(expected);
 }
 
+/* The run is one of certain documents: without the bad one it does not go on, with it repaired it is the same. */
+static void a_bad_sample_is_repaired_in_place(void **state)
+{
+    (void)state;
+    const char *data = test_dir(), *run = test_path("%s/run", test_dir()), *whole = test_path("%s/whole", test_dir());
+    const char *last = test_path("%s/sample_0002.safetensors", data);
+    for (int i = 0; i < 3; i++) {
+        test_sample sample = test_sample_load(test_path("%s/sample/train/sample_000%d.safetensors", MTP_TEST_DATA, i));
+        test_sample_write(&sample, test_path("%s/sample_000%d.safetensors", data, i));
+        test_sample_free(&sample);
+    }
+    const char *const overrides[] = {test_path("train_data=[\"%s\"]", data),
+                                     "shuffle=false",
+                                     "tokens_per_batch=400",
+                                     "max_steps=3",
+                                     "save_steps=1",
+                                     "resume=auto",
+                                     NULL};
+    test_train_ok(whole, overrides);
+    test_sample good = test_sample_load(last), bad = test_sample_load(last);
+    test_tensor_set(test_sample_find(&bad, "hidden_states"), 1, NAN);
+    test_sample_write(&bad, last);
+    mtp_train_config *config = test_train_config(run, overrides);
+    assert_fails(test_train(config, NULL), MTP_E_DATA, "goes on from it once that is repaired in place");
+    assert_int_equal(unlink(last), 0);
+    assert_fails(test_train(config, NULL), MTP_E_CONFIG, "the training data: 3 samples");
+    test_sample_write(&good, last);
+    assert_ok(test_train(config, NULL));
+    test_same_checkpoint(test_path("%s/checkpoints/step-00000003", whole),
+                         test_path("%s/checkpoints/step-00000003", run));
+    mtp_train_config_free(config);
+    test_sample_free(&good);
+    test_sample_free(&bad);
+}
+
 static void one_process_a_run(void **state)
 {
     (void)state;
@@ -478,6 +514,7 @@ int main(void)
         cmocka_unit_test(a_rehearsal_writes_nothing),
         cmocka_unit_test(numbers_that_blow_up_name_step_and_samples),
         cmocka_unit_test(a_bad_step_is_skipped_and_changes_nothing),
+        cmocka_unit_test(a_bad_sample_is_repaired_in_place),
         cmocka_unit_test(one_process_a_run),
         cmocka_unit_test(leftovers_of_a_killed_run_are_removed),
         cmocka_unit_test(a_disk_that_is_too_small_is_seen_before),
