@@ -7,11 +7,11 @@
  *   1. z [pairs, P]: the rows of x of a tile of pairs against the centroid's tokens
  *   2. a block of threads a row: maximum, sum, loss, argmax over its slots; z becomes dz in place
  *   3. slot_dx [pairs, H] = dz e, then a row adds up its slots in their order
- *   4. de: a block has some tokens of one centroid and all its pairs, in order, and writes them once. A centroid has at
- *      most one pair a row, 1 / (k + 1) of all, so the longest of these sums does not decide the time.
- * No sum depends on the order in which blocks run. Rows are taken in chunks so that z and slot_dx stay within
- * PAIR_BYTES (never less than 64 rows). Products are fp32, or have bf16 factors on a device in bf16 mode (product.cuh).
- * head_hierarchical is the case k = 0 with every target's centroid forced. */
+ *   4. de: a block has some tokens of one centroid and up to SEGMENT_PAIRS of its pairs, in order; the few centroids
+ * with more have their segments added up in order by a second pass No sum depends on the order in which blocks run.
+ * Rows are taken in chunks so that z and slot_dx stay within PAIR_BYTES (never less than 64 rows). Products are fp32,
+ * or have bf16 factors on a device in bf16 mode (product.cuh). head_hierarchical is the case k = 0 with every target's
+ * centroid forced. */
 #include "cuda/centroid.h"
 #include "cuda/product.cuh"
 
@@ -155,22 +155,29 @@ struct pair_tile {
     int centroid, first, count;
 };
 
+/* The last centroid whose first number is not behind this one; begin has C + 1 entries. */
+__device__ int centroid_of(const int *begin, int C, int number)
+{
+    int low = 0, high = C - 1;
+    while (low < high) {
+        const int middle = low + (high - low + 1) / 2;
+        if (begin[middle] <= number)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
 /* The tile with this number; false behind the last one. */
 template <int TILE_ROWS>
 __device__ bool find_tile(const grouped &g, int number, pair_tile *tile)
 {
     if (number >= g.tile_begin[g.C]) return false;
-    int low = 0, high = g.C - 1; /* the last centroid whose first tile is not behind this one */
-    while (low < high) {
-        const int middle = low + (high - low + 1) / 2;
-        if (g.tile_begin[middle] <= number)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    tile->centroid = low;
-    tile->first = g.begin[low] + (number - g.tile_begin[low]) * TILE_ROWS;
-    tile->count = min((int)TILE_ROWS, g.begin[low + 1] - tile->first);
+    const int c = centroid_of(g.tile_begin, g.C, number);
+    tile->centroid = c;
+    tile->first = g.begin[c] + (number - g.tile_begin[c]) * TILE_ROWS;
+    tile->count = min((int)TILE_ROWS, g.begin[c + 1] - tile->first);
     return true;
 }
 
@@ -234,24 +241,55 @@ __global__ void __launch_bounds__(Product::THREADS, 2) pair_dx(grouped g)
     });
 }
 
+/* Where the gradient of a token lies; NULL when `order` names none. */
+__device__ float *token_row(const grouped &g, int centroid, int j)
+{
+    const int token = g.order[(int64_t)centroid * g.P + j];
+    return token >= 0 && token < g.V ? g.de + token * g.de_row : NULL;
+}
+
 template <typename Product>
 __global__ void __launch_bounds__(Product::THREADS, 2) token_de(grouped g)
 {
     MTP_SHARED(typename Product::shared, shared, [1]);
-    const int centroid = (int)blockIdx.x, token0 = (int)blockIdx.y * Product::ROWS;
+    const int number = (int)blockIdx.x, token0 = (int)blockIdx.y * Product::ROWS;
     const int column0 = (int)blockIdx.z * Product::COLS;
-    const int first = g.begin[centroid], count = g.begin[centroid + 1] - first;
+    if (number >= g.segment_begin[g.C]) return;
+    const int centroid = centroid_of(g.segment_begin, g.C, number), segment = number - g.segment_begin[centroid];
+    const int first = g.begin[centroid] + segment * SEGMENT_PAIRS;
+    const int count = min(SEGMENT_PAIRS, g.begin[centroid + 1] - first);
     if (count == 0 && g.de_add) return;
+    const bool whole = g.part_begin[centroid] == g.part_begin[centroid + 1];
+    float *part = g.part_de + (int64_t)(g.part_begin[centroid] + segment) * g.P * g.H;
     Product product;
     product.run(dz_of<true>(g, first, count, token0, g.P - token0),
                 rows_of<true>(g, first, count, column0, g.H - column0), count, shared);
     product.each([&](int i, int j, float x) {
         if (token0 + i >= g.P || column0 + j >= g.H) return;
-        const int token = g.order[(int64_t)centroid * g.P + token0 + i];
-        if (token < 0 || token >= g.V) return;
-        float *de = g.de + token * g.de_row + column0 + j;
-        *de = g.de_add ? *de + x : x;
+        if (!whole) {
+            part[(int64_t)(token0 + i) * g.H + column0 + j] = x;
+            return;
+        }
+        float *de = token_row(g, centroid, token0 + i);
+        if (de) de[column0 + j] = g.de_add ? de[column0 + j] + x : x;
     });
+}
+
+enum { PART_THREADS = 256, PART_BLOCKS = 8 /* of a centroid */ };
+
+/* de of the tokens of the centroids that have parts: the parts in order. */
+__global__ void __launch_bounds__(PART_THREADS) sum_parts(grouped g)
+{
+    const int centroid = (int)blockIdx.x, begin = g.part_begin[centroid], end = g.part_begin[centroid + 1];
+    if (begin == end) return;
+    for (int token = (int)blockIdx.y; token < g.P; token += PART_BLOCKS) {
+        float *de = token_row(g, centroid, token);
+        for (int i = (int)threadIdx.x; de && i < g.H; i += PART_THREADS) {
+            float sum = g.de_add ? de[i] : 0.0f;
+            for (int part = begin; part < end; part++) sum += g.part_de[((int64_t)part * g.P + token) * g.H + i];
+            de[i] = sum;
+        }
+    }
 }
 
 /* ---- rows over their pairs ----------------------------------------------------------------------------------------
@@ -386,6 +424,11 @@ grouped carve_grouped(mtp__carver *carver, const mtp_head_args *a, int64_t k)
     g.count = (int *)mtp__carve(carver, divide_up(chunk, PART_ROWS) * g.C, sizeof(int));
     g.begin = (int *)mtp__carve(carver, g.C + 1, sizeof(int));
     g.tile_begin = (int *)mtp__carve(carver, g.C + 1, sizeof(int));
+    g.segment_begin = (int *)mtp__carve(carver, g.C + 1, sizeof(int));
+    g.part_begin = (int *)mtp__carve(carver, g.C + 1, sizeof(int));
+    /* a centroid has at most one pair a row, and two parts or more when it has any */
+    const int64_t parts = chunk > SEGMENT_PAIRS ? 2 * (pairs / SEGMENT_PAIRS) : 0;
+    g.part_de = (float *)mtp__carve(carver, parts * g.P * g.H, sizeof(float));
     g.z = (float *)mtp__carve(carver, pairs * g.P, sizeof(float));
     g.slot_dx = (float *)mtp__carve(carver, pairs * g.H, sizeof(float));
     return g;
@@ -455,7 +498,9 @@ mtp_status run_chunk(mtp_device *device, const char *op, const grouped &g)
     const int64_t tiles = pairs / Product::ROWS + (g.C < pairs ? g.C : pairs); /* no more than this */
     const dim3 logits((unsigned)tiles, (unsigned)divide_up(g.P, Product::COLS));
     const dim3 dx((unsigned)tiles, (unsigned)divide_up(g.H, Product::COLS));
-    const dim3 de((unsigned)g.C, (unsigned)divide_up(g.P, Product::ROWS), (unsigned)divide_up(g.H, Product::COLS));
+    const dim3 de((unsigned)(g.C + pairs / SEGMENT_PAIRS), (unsigned)divide_up(g.P, Product::ROWS),
+                  (unsigned)divide_up(g.H, Product::COLS));
+    const dim3 parts((unsigned)g.C, PART_BLOCKS);
     cudaStream_t stream = device->stream;
     MTP_TRY(grouped_sort(device, op, g, Product::ROWS));
     MTP_CUDA_TRY(op, MTP_LAUNCH((pair_logits<T, Product>), logits, Product::THREADS, 0, stream, g));
@@ -465,6 +510,7 @@ mtp_status run_chunk(mtp_device *device, const char *op, const grouped &g)
         MTP_CUDA_TRY(op, MTP_LAUNCH(sum_slots, (unsigned)g.R, ROW_THREADS, 0, stream, g));
     }
     if (g.de) MTP_CUDA_TRY(op, MTP_LAUNCH(token_de<Product>, de, Product::THREADS, 0, stream, g));
+    if (g.de && g.R > SEGMENT_PAIRS) MTP_CUDA_TRY(op, MTP_LAUNCH(sum_parts, parts, PART_THREADS, 0, stream, g));
     return MTP_OK;
 }
 

@@ -44,13 +44,17 @@ struct grouped {
     int *count;      /* [parts, C]: pairs of a centroid in a part, then the place of the next one within the centroid */
     int *begin;      /* [C + 1]: first pair of each centroid */
     int *tile_begin; /* [C + 1]: first tile of each centroid */
-    float *z;        /* [pairs, P]: logits, then dz */
-    float *slot_dx;  /* [pairs, H] */
+    int *segment_begin; /* [C + 1]: first segment of each centroid's pairs; one without pairs has one, to be cleared */
+    int *part_begin;    /* [C + 1]: first part of each centroid that has more than one segment */
+    float *part_de;     /* [parts of sums, P, H] */
+    float *z;           /* [pairs, P]: logits, then dz */
+    float *slot_dx;     /* [pairs, H] */
 };
 
-enum { PART_ROWS = 64 };
+constexpr int PART_ROWS = 64;       /* of the sort */
+constexpr int SEGMENT_PAIRS = 2048; /* of a centroid that one block adds up */
 
-/* centroid_sort.cu: fills place, row_of, begin and tile_begin, for tiles of `tile_rows` pairs. */
+/* centroid_sort.cu: fills place, row_of and the four arrays [C + 1], for tiles of `tile_rows` pairs. */
 mtp_status grouped_sort(mtp_device *device, const char *op, const grouped &g, int tile_rows);
 
 } // namespace mtp

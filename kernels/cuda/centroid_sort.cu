@@ -83,28 +83,28 @@ __device__ int scan_block(int x, int *shared, int *total)
     return before + sum - x;
 }
 
-/* Numbers of pairs into first pairs and first tiles. One block. */
+/* Numbers of pairs into first pairs, first tiles, first segments and first parts. One block. */
 __global__ void __launch_bounds__(SCAN_THREADS) scan_centroids(grouped g, int tile_rows)
 {
     MTP_SHARED(int, shared, [SCAN_THREADS / WARP]);
-    int pairs = 0, tiles = 0;
+    int *const begins[] = {g.begin, g.tile_begin, g.segment_begin, g.part_begin};
+    int sums[4] = {0, 0, 0, 0};
     for (int first = 0; first < g.C; first += SCAN_THREADS) {
         const int c = first + (int)threadIdx.x;
-        const int n = c < g.C ? g.begin[c] : 0;
-        int all_pairs, all_tiles;
-        const int begin = scan_block(n, shared, &all_pairs);
-        const int tile = scan_block((n + tile_rows - 1) / tile_rows, shared, &all_tiles);
-        if (c < g.C) {
-            g.begin[c] = pairs + begin;
-            g.tile_begin[c] = tiles + tile;
+        const int pairs = c < g.C ? g.begin[c] : 0, segments = (pairs + SEGMENT_PAIRS - 1) / SEGMENT_PAIRS;
+        const int numbers[] = {pairs, (pairs + tile_rows - 1) / tile_rows, c < g.C ? max(segments, 1) : 0,
+                               segments > 1 ? segments : 0};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int all;
+            const int before = scan_block(numbers[i], shared, &all);
+            if (c < g.C) begins[i][c] = sums[i] + before;
+            sums[i] += all;
         }
-        pairs += all_pairs;
-        tiles += all_tiles;
     }
-    if (threadIdx.x == 0) {
-        g.begin[g.C] = pairs;
-        g.tile_begin[g.C] = tiles;
-    }
+    if (threadIdx.x == 0)
+#pragma unroll
+        for (int i = 0; i < 4; i++) begins[i][g.C] = sums[i];
 }
 
 /* A warp has a part. */
