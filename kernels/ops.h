@@ -227,7 +227,7 @@ typedef struct mtp_head_args {
     mtp_view de;       /* F32 [V, H], optional */
     mtp_write dx_write;
     mtp_write de_write;
-    size_t logits_budget; /* head_flat: bytes; 0 means 256 MiB */
+    size_t logits_budget; /* head_flat, and on cuda the pairs of the other two: bytes; 0 means 256 MiB */
     mtp_scratch scratch;
 } mtp_head_args;
 

@@ -77,8 +77,7 @@ static void make_set(attention *a, set *s)
     s->args.scratch.data = bench_alloc(&b->base, (int64_t)s->args.scratch.size, 1);
 }
 
-/* ---- the check -----------------------------------------------------------------------------------------------------
- */
+/* ---- the check --------------------------------------------------------------------------------------------------- */
 
 static double dot(const float *x, const float *y)
 {

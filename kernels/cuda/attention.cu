@@ -135,8 +135,7 @@ __device__ void store_rows(const warp_rows &w, int D, const float (&sum)[WARP_RO
     }
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------------
- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* Running maximum and sum of a warp's rows. */
 struct running {
@@ -206,8 +205,7 @@ __device__ void forward_tile(const attention_problem &p, const attention_tile &t
     store_rows<SPAN>(w, p.D, out, factor, p.o, p.o_row, p.o_head);
 }
 
-/* ---- backward -----------------------------------------------------------------------------------------------------
- */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 template <typename T, int SPAN>
 __device__ void backward_tile(const attention_problem &p, const attention_tile &tile, int head_tile,
@@ -269,8 +267,7 @@ __global__ void __launch_bounds__(GENERAL_THREADS, 2) attention_general(attentio
     }
 }
 
-/* ---- arguments and launches ---------------------------------------------------------------------------------------
- */
+/* ---- arguments and launches -------------------------------------------------------------------------------------- */
 
 template <typename T, int SPAN, bool BACKWARD>
 mtp_status launch_span(mtp_device *device, const char *op, const attention_problem &p, const attention_list &list)

@@ -60,8 +60,7 @@ mtp_status attention_list_build(mtp_device *device, const char *op, const attent
 /* The fused path, attention_fused.cu: bf16 tensor cores. */
 mtp_status attention_fused(mtp_device *device, const char *op, attention_problem p, void *scratch, bool backward);
 
-/* ---- in kernels -----------------------------------------------------------------------------------------------------
- */
+/* ---- in kernels -------------------------------------------------------------------------------------------------- */
 
 /* First block of keys at `first` or later of which a row of the tile sees something; the end of the tile's keys after
  * the last. All lanes of a warp call. */

@@ -82,8 +82,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high)
     return bits;
 }
 
-/* ---- into shared memory -------------------------------------------------------------------------------------------
- */
+/* ---- into shared memory ------------------------------------------------------------------------------------------ */
 
 /* The rows of a tile, rounded to bf16; zeros where there is none. */
 template <typename F>
@@ -118,8 +117,7 @@ __device__ void start_keys(const attention_problem &p, const attention_work &wor
     copy_commit();
 }
 
-/* ---- products of a warp -------------------------------------------------------------------------------------------
- */
+/* ---- products of a warp ------------------------------------------------------------------------------------------ */
 
 /* score = the warp's 16 rows of `rows` times its part of `keys`, over the whole width. */
 template <typename F>
@@ -244,8 +242,7 @@ __device__ void store_rows(const place<F> &w, const attention_problem &p, const 
     }
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------------
- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* What the row's other warp has put there, or the own value when a row has one warp. `stats` holds [ROWS][2]. */
 template <typename F>
@@ -353,8 +350,7 @@ __device__ void forward_tile(const attention_problem &p, const attention_work &w
     store_rows<F>(w, p, work, out, factor, p.o, p.o_row, p.o_head);
 }
 
-/* ---- backward -----------------------------------------------------------------------------------------------------
- */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 /* stats[row] = {rowsum(do o), lse}, do as it is multiplied: rounded. A warp takes one row after the other. */
 template <typename F>
@@ -434,8 +430,7 @@ __device__ void backward_tile(const attention_problem &p, const attention_work &
     store_rows<F>(w, p, work, dq, factor, p.dq, p.dq_row, p.dq_head);
 }
 
-/* ---- launches -----------------------------------------------------------------------------------------------------
- */
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 template <typename F>
 __global__ void __launch_bounds__(F::THREADS, 1) attention_fused_kernel(attention_problem p, attention_list list)

@@ -7,11 +7,11 @@
  *   1. z [pairs, P]: the rows of x of a tile of pairs against the centroid's tokens
  *   2. a block of threads a row: maximum, sum, loss, argmax over its slots; z becomes dz in place
  *   3. slot_dx [pairs, H] = dz e, then a row adds up its slots in their order
- *   4. de: a block has some tokens of one centroid and up to SEGMENT_PAIRS of its pairs, in order; the few centroids
- * with more have their segments added up in order by a second pass No sum depends on the order in which blocks run.
- * Rows are taken in chunks so that z and slot_dx stay within PAIR_BYTES (never less than 64 rows). Products are fp32,
- * or have bf16 factors on a device in bf16 mode (product.cuh). head_hierarchical is the case k = 0 with every target's
- * centroid forced. */
+ *   4. de: a block has some tokens of one centroid and up to SEGMENT_PAIRS of its pairs, in order; centroids with more
+ *      have their segments added up in order by a second pass
+ * No sum depends on the order in which blocks run. Rows are taken in chunks so that z and slot_dx stay within
+ * logits_budget (never less than 64 rows). Products are fp32, or have bf16 factors on a device in bf16 mode
+ * (product.cuh). head_hierarchical is the case k = 0 with every target's centroid forced. */
 #include "cuda/centroid.h"
 #include "cuda/product.cuh"
 
@@ -20,8 +20,7 @@ namespace mtp
 namespace
 {
 
-/* ---- top-k --------------------------------------------------------------------------------------------------------
- */
+/* ---- top-k ------------------------------------------------------------------------------------------------------- */
 
 enum { TOPK_WARPS = 4, DIGITS = 256 };
 
@@ -148,8 +147,7 @@ mtp_status topk(mtp_device *device, const mtp_topk_args *a)
     return MTP_OK;
 }
 
-/* ---- products over the pairs of centroids -------------------------------------------------------------------------
- */
+/* ---- products over the pairs of centroids ------------------------------------------------------------------------ */
 
 struct pair_tile {
     int centroid, first, count;
@@ -292,8 +290,7 @@ __global__ void __launch_bounds__(PART_THREADS) sum_parts(grouped g)
     }
 }
 
-/* ---- rows over their pairs ----------------------------------------------------------------------------------------
- */
+/* ---- rows over their pairs --------------------------------------------------------------------------------------- */
 
 enum { ROW_THREADS = 128 };
 
@@ -393,17 +390,17 @@ __global__ void __launch_bounds__(ROW_THREADS) sum_slots(grouped g)
     }
 }
 
-/* ---- arguments, scratch, launches ---------------------------------------------------------------------------------
- */
+/* ---- arguments, scratch, launches -------------------------------------------------------------------------------- */
 
-const size_t PAIR_BYTES = (size_t)256 << 20;
+const size_t default_budget = (size_t)256 << 20;
 constexpr int64_t CHUNK_MIN = 64;
 
 int64_t chunk_of(const mtp_head_args *a, int64_t k)
 {
     const int64_t R = a->x.shape[0];
     const size_t row_bytes = (size_t)((k + 1) * (a->order.shape[1] + a->x.shape[1])) * sizeof(float);
-    const int64_t fit = (int64_t)(PAIR_BYTES / row_bytes) / CHUNK_MIN * CHUNK_MIN;
+    const size_t budget = a->logits_budget ? a->logits_budget : default_budget;
+    const int64_t fit = (int64_t)(budget / row_bytes) / CHUNK_MIN * CHUNK_MIN;
     const int64_t chunk = fit < CHUNK_MIN ? CHUNK_MIN : fit;
     return chunk < R ? chunk : R;
 }

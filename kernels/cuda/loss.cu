@@ -143,8 +143,7 @@ mtp_status xent(mtp_device *device, const mtp_xent_args *a)
     return launch_rows(device, op, x, R, false);
 }
 
-/* ---- the flat head ------------------------------------------------------------------------------------------------
- */
+/* ---- the flat head ----------------------------------------------------------------------------------------------- */
 
 constexpr int64_t ROW_UNIT = 64, LINE_UNIT = 64;
 

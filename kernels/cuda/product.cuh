@@ -238,8 +238,7 @@ struct bf16_product {
     }
 };
 
-/* ---- operands -----------------------------------------------------------------------------------------------------
- */
+/* ---- operands ---------------------------------------------------------------------------------------------------- */
 
 /* Four neighbours of a line of `width` elements from `start`, zeros outside; one access when the line is `wide`, which
  * says that it is aligned to four elements. */

@@ -51,6 +51,10 @@ struct Collective {
     bool orders_memory; /* __syncwarp only */
 };
 void collective(const Collective &what, unsigned mask, const char *file, int line);
+/* The words of the running thread's next collective, and of its last one. Out of line: a block's threads lie where
+ * those of the block before lay, which is no race of the kernel, so ThreadSanitizer must not see these accesses. */
+void give(unsigned word, uint64_t value);
+uint64_t got(unsigned word);
 
 extern const Collective syncwarp, shuffle, ballot, match_any, match_all, reduce_add, reduce_min, reduce_max,
     reduce_min_signed, reduce_max_signed, reduce_and, reduce_or, reduce_xor, mma_bf16_16816, load_matrix,

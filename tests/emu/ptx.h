@@ -8,25 +8,24 @@
 namespace emu
 {
 
-template <class Word>
-inline void words_in(unsigned first, const Word *values, unsigned count)
+/* Registers of 32 bits from word `first` of the lane on, an even number of them. */
+template <class Register>
+inline void words_in(unsigned first, const Register *values, unsigned count)
 {
-    static_assert(sizeof(Word) == 4, "registers of 32 bits");
-    for (unsigned i = 0; i < count; i++) {
-        unsigned bits;
-        memcpy(&bits, values + i, sizeof bits);
-        const unsigned at = first + i, shift = 32 * (at % 2);
-        uint64_t &word = here.thread->in[at / 2];
-        word = (word & ~(uint64_t(0xffffffffu) << shift)) | uint64_t(bits) << shift;
+    static_assert(sizeof(Register) == 4, "registers of 32 bits");
+    for (unsigned i = 0; i < count; i += 2) {
+        uint64_t word;
+        memcpy(&word, values + i, sizeof word);
+        give((first + i) / 2, word);
     }
 }
 
-template <class Word>
-inline void words_out(Word *values, unsigned count)
+template <class Register>
+inline void words_out(Register *values, unsigned count)
 {
-    for (unsigned i = 0; i < count; i++) {
-        const unsigned bits = static_cast<unsigned>(here.thread->out[i / 2] >> (32 * (i % 2)));
-        memcpy(values + i, &bits, sizeof bits);
+    for (unsigned i = 0; i < count; i += 2) {
+        const uint64_t word = got(i / 2);
+        memcpy(values + i, &word, count - i < 2 ? sizeof(Register) : sizeof word);
     }
 }
 
@@ -53,10 +52,10 @@ inline void load_matrices(bool transposed, unsigned matrices, unsigned *register
             kernel_fault(file, line,
                          "out of bounds: ldmatrix of 16 bytes at %p, which is not in the block's shared memory", row);
         const uint64_t *words = static_cast<const uint64_t *>(row);
-        me->in[0] = words[0];
-        me->in[1] = words[1];
+        give(0, words[0]);
+        give(1, words[1]);
     }
-    me->in[2] = matrices;
+    give(2, matrices);
     collective(transposed ? load_matrix_trans : load_matrix, ~0u, file, line);
     words_out(registers, matrices);
 }

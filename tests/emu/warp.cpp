@@ -6,6 +6,16 @@
 namespace emu
 {
 
+void give(unsigned word, uint64_t value)
+{
+    here.thread->in[word] = value;
+}
+
+uint64_t got(unsigned word)
+{
+    return here.thread->out[word];
+}
+
 static void finish_meeting(Block &block, Meeting &meeting, const Thread *self)
 {
     Thread *lanes[WARP];

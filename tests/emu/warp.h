@@ -33,20 +33,21 @@ template <class T>
 inline T shuffle_from(unsigned mask, T value, unsigned source, const char *file, int line)
 {
     static_assert(sizeof(T) <= 8, "shuffles take 4 or 8 bytes");
-    Thread *me = here.thread;
-    me->in[0] = 0;
-    memcpy(&me->in[0], &value, sizeof(T));
-    me->in[1] = source;
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof(T));
+    give(0, bits);
+    give(1, source);
     collective(shuffle, mask, file, line);
-    memcpy(static_cast<void *>(&value), &me->out[0], sizeof(T));
+    bits = got(0);
+    memcpy(static_cast<void *>(&value), &bits, sizeof(T));
     return value;
 }
 
 inline uint64_t vote(const Collective &what, unsigned mask, uint64_t value, const char *file, int line)
 {
-    here.thread->in[0] = value;
+    give(0, value);
     collective(what, mask, file, line);
-    return here.thread->out[0];
+    return got(0);
 }
 
 template <class T>

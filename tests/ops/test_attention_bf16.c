@@ -93,8 +93,7 @@ static mtp_status run(mtp_device *device, mtp_attention_args a)
     return status;
 }
 
-/* ---- the formula, exact or with factors rounded to bf16 ------------------------------------------------------------
- */
+/* ---- the formula, exact or with factors rounded to bf16 ---------------------------------------------------------- */
 
 typedef struct result {
     double *o, *lse, *dq;
@@ -171,8 +170,7 @@ static mtp_device *open_bf16(void)
     return device;
 }
 
-/* ---- tests ---------------------------------------------------------------------------------------------------------
- */
+/* ---- tests ------------------------------------------------------------------------------------------------------- */
 
 static void errors_are_those_of_bf16(void **state)
 {
