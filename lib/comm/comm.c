@@ -306,6 +306,45 @@ static mtp_status start_thread(mtp_comm *comm)
     return MTP_OK;
 }
 
+/* Which ranks have not said that they are here. False: the store does not tell, or all have. */
+static bool name_missing(const mtp_comm *comm, mtp__text *names)
+{
+    enum { RANKS_NAMED = 16 };
+    int missing = 0;
+    for (int rank = 0; rank < comm->place.world_size; rank++) {
+        char key[sizeof comm->prefix + 32];
+        void *value = NULL;
+        snprintf(key, sizeof key, "%shere/%d", comm->prefix, rank);
+        const mtp_status status = mtp_store_get(comm->store, key, 0, &value, NULL);
+        free(value);
+        if (status == MTP_OK) continue;
+        if (status != MTP_E_NOT_FOUND) return false;
+        if (missing++ < RANKS_NAMED) mtp__text_add(names, missing > 1 ? ", %d" : "%d", rank);
+    }
+    if (missing > RANKS_NAMED) mtp__text_add(names, " and %d more", missing - RANKS_NAMED);
+    return missing > 0;
+}
+
+/* Gloo knows keys that nobody set; people know ranks that did not come. */
+static mtp_status connect_ranks(mtp_comm *comm, const char *address)
+{
+    char key[sizeof comm->prefix + 32];
+    snprintf(key, sizeof key, "%shere/%d", comm->prefix, comm->place.rank);
+    MTP_TRY(mtp_store_set(comm->store, key, "", 0));
+    const mtp_status status =
+        mtp__gloo_create(&comm->place, comm->store, comm->prefix, address, comm->seconds, &comm->backend);
+    if (status == MTP_OK || status == MTP_E_UNSUPPORTED) return status;
+    const mtp_error first = *mtp_last_error();
+    mtp__text names = {0};
+    if (name_missing(comm, &names) && mtp__text_check(&names) == MTP_OK)
+        MTP_FAIL(status, "of %d ranks these did not come within %g s: %s; are they started, and with the same run id?",
+                 comm->place.world_size, comm->seconds, mtp__text_get(&names));
+    else
+        mtp__fail_again(&first);
+    mtp__text_free(&names);
+    return status;
+}
+
 static mtp_status meet(mtp_comm *comm, const mtp__meeting *meeting, const mtp_logger *logger)
 {
     snprintf(comm->prefix, sizeof comm->prefix, "%s/", meeting->run);
@@ -317,7 +356,7 @@ static mtp_status meet(mtp_comm *comm, const mtp__meeting *meeting, const mtp_lo
         MTP_TRY(mtp_store_connect(meeting->endpoint, meeting->secret, comm->seconds, &comm->store));
     /* Gloo's sockets let everybody in: nobody outside reaches them when all ranks are here */
     const char *address = meeting->one_node ? "127.0.0.1" : mtp_store_local_address(comm->store);
-    MTP_TRY(mtp__gloo_create(&comm->place, comm->store, comm->prefix, address, comm->seconds, &comm->backend));
+    MTP_TRY(connect_ranks(comm, address));
     MTP_TRY(start_thread(comm));
     const mtp__heartbeat_options options = {.place = comm->place,
                                             .prefix = comm->prefix,

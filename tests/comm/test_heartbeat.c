@@ -1,5 +1,6 @@
 /* Protects: a rank that is killed or stopped is noticed within the time limit while the others are in no collective,
- * and while they wait in one; it is named; one that leaves in good order is not taken for lost, nor its store missed.
+ * and while they wait in one; it is named, as is one that never came; one that leaves in good order is not taken for
+ * lost, nor its store missed.
  */
 #include "support.h"
 
@@ -196,9 +197,34 @@ static void settings(void **state)
     unsetenv("MTP_COMM_TIME_LIMIT");
 }
 
+/* A rank that is not started is named, not the keys that it would have set. */
+static void missing(void **state)
+{
+    (void)state;
+#ifndef MTP_TEST_GLOO
+    print_message("skipped: this build has no Gloo (MTP_GLOO=OFF)\n");
+    skip();
+#endif
+    mtp_comm *comm;
+    const mtp_comm_options options = {.seconds = 0.9, .heartbeat_seconds = 0.3};
+    int fd, port;
+    assert_ok(mtp__net_listen("127.0.0.1", 0, &fd, &port));
+    close(fd);
+    setenv("RANK", "0", 1);
+    setenv("WORLD_SIZE", "3", 1);
+    setenv("LOCAL_WORLD_SIZE", "3", 1);
+    setenv("MTP_RDZV_PORT", test_path("%d", port), 1);
+    assert_fails(mtp_comm_create(&options, &comm), MTP_E_BACKEND, "did not come within 0.9 s: 1, 2; are they started");
+    unsetenv("RANK");
+    unsetenv("WORLD_SIZE");
+    unsetenv("LOCAL_WORLD_SIZE");
+    unsetenv("MTP_RDZV_PORT");
+}
+
 int main(void)
 {
     setenv("TORCHELASTIC_RUN_ID", "test", 1);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(lost), cmocka_unit_test(left), cmocka_unit_test(settings)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(lost), cmocka_unit_test(left), cmocka_unit_test(settings),
+                                       cmocka_unit_test(missing)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
