@@ -10,6 +10,7 @@ static void any_world_and_accumulation(void **state)
 {
     (void)state;
     dist_needs_gloo();
+    const bool few = getenv("MTP_DIST_FEW") != NULL; /* a sanitizer makes each run slow: three of them */
     const char *reference = dist_train_with(1, dist_budget(DIST_GLOBAL));
     json_t *lines = dist_lines(reference, "train");
     const double first = dist_number(json_array_get(lines, 0), "loss"),
@@ -18,7 +19,7 @@ static void any_world_and_accumulation(void **state)
     json_decref(lines);
     for (int world = 1; world <= 4; world++)
         for (int steps = 1; steps <= 3; steps++) {
-            if (world * steps == 1) continue;
+            if (world * steps == 1 || (few && world != steps + 1)) continue;
             const char *run =
                 dist_train_with(world, dist_budget(DIST_GLOBAL / (world * steps)), dist_accumulation(steps));
             dist_same_training(reference, run, DIST_STEPS);
