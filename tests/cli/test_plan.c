@@ -92,6 +92,12 @@ static void a_rank_of_several_needs_less(void **state)
     json_decref(four);
     json_decref(alone);
     test_expect(test_mtp("plan", config, "--bandwidth", "40"), 2, "", "takes no CONFIG");
+    /* nothing that is given is without effect */
+    test_expect(test_mtp("plan", config, "--world-size", "4", "--zero-stage", "1"), 2, "", "--set has the keys of one");
+    test_expect(test_mtp("plan", config, "--length", "5"), 2, "", "--length is about the official sizes");
+    test_expect(test_mtp("plan", "--tokens", "5", "--positions", "5"), 2, "", "--positions needs --world-size");
+    test_expect(test_mtp("plan", "--tokens", "5", "--set", "seed=1"), 2, "", "--set needs a CONFIG");
+    test_expect(test_mtp("plan", "--tokens", "5", "--json"), 2, "", "it has no --json");
 }
 
 static void total_is_the_sum_of_what_is_not_mapped(void **state)

@@ -104,15 +104,45 @@ static mtp_status plan_scale(const scale_arguments *given, bool json)
     return print_scale(&options, json);
 }
 
+/* An option that only the official sizes have, when one was given. */
+static const char *find_scale_option(const scale_arguments *given)
+{
+    return given->bandwidth > 0                       ? "bandwidth"
+           : given->matrix_rate > 0                   ? "matrix-rate"
+           : given->memory_rate > 0                   ? "memory-rate"
+           : given->options.positions > 0             ? "positions"
+           : given->options.length > 0                ? "length"
+           : given->options.zero_stage > 0            ? "zero-stage"
+           : given->options.num_speculative_steps > 0 ? "num-speculative-steps"
+                                                      : NULL;
+}
+
+/* What was given goes together, so nothing of it is without effect. */
+static bool fits(const char *config, const scale_arguments *given, int64_t tokens, const args_list *overrides,
+                 bool json)
+{
+    const char *option = find_scale_option(given);
+    const int64_t world_size = given->options.world_size;
+    if (config && option)
+        return program_usage("--%s is about the official sizes and takes no CONFIG; --set has the keys of one", option),
+               false;
+    if (option && !world_size) return program_usage("--%s needs --world-size", option), false;
+    if (!config && overrides->count > 0) return program_usage("--set needs a CONFIG"), false;
+    if (json && tokens) return program_usage("--tokens prints a table; it has no --json"), false;
+    if (!config && world_size > 1 && given->bandwidth == 0)
+        return program_usage("--world-size %lld needs --bandwidth", (long long)world_size), false;
+    if (!config && !world_size && !tokens)
+        return program_usage("mtp plan needs CONFIG, --tokens or --world-size"), false;
+    return true;
+}
+
 int command_plan(int argc, char **argv)
 {
     const char *config = NULL;
     args_list overrides = {0};
     bool json = false;
     int64_t tokens = 0;
-    scale_arguments scale = {.options = {.positions = 16384, .length = 4096, .num_speculative_steps = 3},
-                             .matrix_rate = 790,
-                             .memory_rate = 4300};
+    scale_arguments scale = {.bandwidth = 0};
     const args_positional positionals[] = {
         {.name = "CONFIG",
          .target = &config,
@@ -208,18 +238,16 @@ int command_plan(int argc, char **argv)
                             .num_options = sizeof options / sizeof *options};
     int exit_code = 0;
     if (args_parse(&spec, argc, argv, &exit_code)) {
-        if (tokens) print_disk(tokens);
         const int64_t world_size = scale.options.world_size;
-        if (config && scale.bandwidth > 0)
-            exit_code = program_usage("--bandwidth is about the official sizes and takes no CONFIG");
-        else if (config)
-            exit_code = program_finish(plan(config, &overrides, world_size ? world_size : 1, json));
-        else if (world_size > 1 && scale.bandwidth == 0)
-            exit_code = program_usage("--world-size %lld needs --bandwidth", (long long)world_size);
-        else if (world_size)
-            exit_code = program_finish(plan_scale(&scale, json));
-        else if (!tokens)
-            exit_code = program_usage("mtp plan needs CONFIG, --tokens or --world-size");
+        if (!fits(config, &scale, tokens, &overrides, json)) {
+            exit_code = 2;
+        } else {
+            if (tokens) print_disk(tokens);
+            if (config)
+                exit_code = program_finish(plan(config, &overrides, world_size ? world_size : 1, json));
+            else if (world_size)
+                exit_code = program_finish(plan_scale(&scale, json));
+        }
     }
     args_list_free(&overrides);
     return exit_code;
