@@ -21,9 +21,10 @@
 #include "synthetic.h"
 
 typedef struct settings {
-    const char *size, *head;
+    const char *size, *head, *device;
     int64_t rows, K, vocab_size, repeat, threads, rows_per_chunk;
-    bool json;
+    int64_t peak_gflops; /* 0: the FMA peak of the cpu, measured; of a GPU it has to be given */
+    bool json, bf16;
 } settings;
 
 typedef struct timing {
@@ -60,10 +61,13 @@ static mtp_status parse(int argc, char **argv, settings *s)
                    {"--vocab-size", NULL, &s->vocab_size},
                    {"--repeat", NULL, &s->repeat},
                    {"--threads", NULL, &s->threads},
-                   {"--rows-per-chunk", NULL, &s->rows_per_chunk}};
+                   {"--rows-per-chunk", NULL, &s->rows_per_chunk},
+                   {"--peak-gflops", NULL, &s->peak_gflops},
+                   {"--device", &s->device, NULL}};
     for (int i = 1; i < argc; i++) {
         bool known = strcmp(argv[i], "--json") == 0;
         if (known) s->json = true;
+        if (!known && strcmp(argv[i], "--bf16") == 0) s->bf16 = known = true;
         for (size_t o = 0; !known && i + 1 < argc && o < sizeof options / sizeof *options; o++) {
             known = strcmp(argv[i], options[o].name) == 0;
             if (known && options[o].text)
@@ -114,8 +118,10 @@ static mtp_status make_optimizer(bench *b)
 
 static mtp_status setup(bench *b)
 {
-    const mtp_context_options options = {.num_threads = (int)b->s.threads};
+    const mtp_context_options options = {.device = b->s.device, .bf16 = b->s.bf16, .num_threads = (int)b->s.threads};
     MTP_TRY(mtp_context_create(&options, &b->context));
+    if (body_only(b) && !b->context->ops->memory_is_host)
+        return MTP_FAIL(MTP_E_CONFIG, "--head none writes to the memory of the ops: it needs --device cpu");
     MTP_TRY(synthetic_config(b->s.size, b->s.vocab_size, &b->config));
     mtp_step_config step = {.num_speculative_steps = (int32_t)b->s.K,
                             .step_weight_beta = 0.6,
@@ -150,6 +156,7 @@ static mtp_status run_body(bench *b)
     mtp__step *step = b->step;
     step->batch = &b->batch;
     step->rows = &b->rows;
+    MTP_TRY(mtp__stage_kv(&step->stage, &b->batch, step->kv));
     for (int64_t first = 0; first < b->rows.num_rows; first += step->Rc) {
         step->first_row = first;
         step->num_rows = b->rows.num_rows - first < step->Rc ? b->rows.num_rows - first : step->Rc;
@@ -183,6 +190,8 @@ static mtp_status one_step(bench *b, timing *t)
     const double middle = synthetic_seconds();
     MTP_TRY(mtp__optimizer_grad_norm(b->optimizer, &norm));
     MTP_TRY(mtp__optimizer_step(b->optimizer, 1e-4, mtp__optimizer_clip(&b->optimizer->config, norm)));
+    float first;
+    MTP_TRY(b->context->ops->download(b->context->device, &first, b->drafter->values, sizeof first)); /* waits */
     const double end = synthetic_seconds();
     *t = (timing){middle - start, end - middle, end - start};
     return MTP_OK;
@@ -190,7 +199,7 @@ static mtp_status one_step(bench *b, timing *t)
 
 static double percent_of_peak(double operations, double seconds, double peak)
 {
-    return seconds > 0 ? 100e-9 * operations / seconds / peak : 0;
+    return seconds > 0 && peak > 0 ? 100e-9 * operations / seconds / peak : 0;
 }
 
 static void report_json(const bench *b, const timing *best, double operations, double peak)
@@ -210,9 +219,9 @@ static void report_json(const bench *b, const timing *best, double operations, d
         percent_of_peak(operations, best->total, peak), b->loss);
     for (int i = 0, printed = 0; i < count; i++) {
         if (rows[i].calls == 0) continue;
-        printf("%s\"%s\": {\"calls\": %lld, \"seconds\": %.4f", printed++ ? ", " : "", rows[i].op,
-               (long long)rows[i].calls, rows[i].seconds);
-        if (rows[i].operations > 0)
+        printf("%s\"%s\": {\"calls\": %lld", printed++ ? ", " : "", rows[i].op, (long long)rows[i].calls);
+        if (b->context->ops->memory_is_host) printf(", \"seconds\": %.4f", rows[i].seconds);
+        if (rows[i].operations > 0 && b->context->ops->memory_is_host)
             printf(", \"percent_of_peak\": %.1f", percent_of_peak(rows[i].operations, rows[i].seconds, peak));
         printf("}");
     }
@@ -234,8 +243,10 @@ static void report_text(const bench *b, const timing *best, double operations, d
         1e-9 * b->peak_rss, 16e-9 * (double)mtp_drafter_num_trained(b->drafter), b->loss);
     for (int i = 0; i < count; i++) {
         if (rows[i].calls == 0) continue;
-        printf("  %-20s %4lld calls  %.4f s", rows[i].op, (long long)rows[i].calls, rows[i].seconds);
-        if (rows[i].operations > 0)
+        printf("  %-20s %4lld calls", rows[i].op, (long long)rows[i].calls);
+        /* a GPU only takes note of a launch: there is nothing to time */
+        if (b->context->ops->memory_is_host) printf("  %.4f s", rows[i].seconds);
+        if (rows[i].operations > 0 && b->context->ops->memory_is_host)
             printf("  %3.0f %% of the FMA peak", percent_of_peak(rows[i].operations, rows[i].seconds, peak));
         printf("\n");
     }
@@ -268,7 +279,9 @@ static mtp_status run(bench *b)
     b->peak_rss = synthetic_peak_rss();
     double operations;
     MTP_TRY(time_ops(b, &operations));
-    const double peak = bench_peak_gflops(mtp_context_describe(b->context).num_threads);
+    double peak = (double)b->s.peak_gflops;
+    if (peak == 0 && b->context->ops->memory_is_host)
+        peak = bench_peak_gflops(mtp_context_describe(b->context).num_threads);
     (b->s.json ? report_json : report_text)(b, &best, operations, peak);
     return MTP_OK;
 }

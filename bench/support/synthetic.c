@@ -88,12 +88,17 @@ mtp_status synthetic_drafter(mtp_context *context, const mtp_drafter_config *con
 {
     MTP_TRY(mtp__drafter_create(context, config, "synthetic", drafter));
     for (int64_t i = 0; i < (*drafter)->num_params; i++) {
-        mtp__param *param = &(*drafter)->params[i];
-        if (param->rank == 2) {
-            fill(param->value, param->count, 1.0f / sqrtf((float)param->shape[1]), (uint64_t)i + 1);
-        } else {
-            for (int64_t j = 0; j < param->count; j++) param->value[j] = strstr(param->name, "q_norm") ? 0.06f : 1.0f;
-        }
+        const mtp__param *param = &(*drafter)->params[i];
+        const size_t bytes = (size_t)param->count * sizeof(float);
+        float *values = malloc(bytes);
+        if (!values) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
+        if (param->rank == 2)
+            fill(values, param->count, 1.0f / sqrtf((float)param->shape[1]), (uint64_t)i + 1);
+        else
+            for (int64_t j = 0; j < param->count; j++) values[j] = strstr(param->name, "q_norm") ? 0.06f : 1.0f;
+        const mtp_status uploaded = context->ops->upload(context->device, param->value, values, bytes);
+        free(values);
+        MTP_TRY(uploaded);
     }
     if (!config->ordered) return MTP_OK;
     int64_t *ordering = malloc((size_t)config->vocab_size * sizeof *ordering);

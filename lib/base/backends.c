@@ -83,7 +83,7 @@ static mtp_status open_module(const char *path, const mtp_backend **backend)
     dlclose(handle);
     if (*backend) return MTP_OK;
     return MTP_FAIL(MTP_E_CONFIG,
-                    "device \"cuda\": %s is of version %s, this is libmtp %s; install both from one build", path,
+                    "device \"cuda\": %s is of another build (version %s; this is libmtp %s); install both from one build", path,
                     version, MTP__VERSION);
 }
 
