@@ -280,7 +280,8 @@ int main(int argc, char **argv)
     };
     const size_t count = sizeof options / sizeof *options;
     heads h = {.b = kernel_open(argc, argv, options, count)};
-    if (mode > 2 || vocabulary % centroids || (mode == 1 && selected > centroids)) kernel_usage(argv[0], options, count);
+    if (mode > 2 || vocabulary % centroids || (mode == 1 && selected > centroids))
+        kernel_usage(argv[0], options, count);
     make_order(&h);
     for (int64_t i = 0; i < h.b.sets; i++) make_set(&h, &h.sets[i]);
     check(&h);
