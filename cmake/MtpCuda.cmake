@@ -18,7 +18,7 @@ if(NOT MTP_CUDA_ARCHITECTURES)
 endif()
 
 file(GLOB sources CONFIGURE_DEPENDS cuda/*.cu)
-add_library(mtp_cuda MODULE ${sources} check.c ${CMAKE_SOURCE_DIR}/lib/base/tensor.c)
+add_library(mtp_cuda MODULE ${sources} check.c check_args.c ${CMAKE_SOURCE_DIR}/lib/base/tensor.c)
 target_include_directories(mtp_cuda PRIVATE ${CMAKE_SOURCE_DIR}/lib/include ${CMAKE_SOURCE_DIR}/lib ${CMAKE_SOURCE_DIR}/kernels)
 target_compile_definitions(mtp_cuda PRIVATE MTP__VERSION="${PROJECT_VERSION}")
 target_link_libraries(mtp_cuda PRIVATE CUDA::cublasLt CUDA::cudart_static)

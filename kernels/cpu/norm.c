@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "check_args.h"
 #include "cpu/cpu.h"
 
 enum {
@@ -52,11 +53,8 @@ static void norm_row(const mtp__vec *vec, const mtp_rmsnorm_args *a, int64_t r)
 mtp_status mtp__cpu_rmsnorm_fwd(mtp_device *device, const mtp_rmsnorm_args *a)
 {
     const char *op = "rmsnorm_fwd";
-    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
-    MTP__CHECK(op, x, MTP__REAL, -1, -1);
-    MTP__CHECK_OPTIONAL(op, w, MTP__REAL, width);
-    MTP__CHECK(op, y, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, rstd, MTP_F32, rows);
+    MTP_TRY(mtp__check_rmsnorm_fwd(op, a));
+    const int64_t rows = a->x.shape[0];
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t r = 0; r < rows; r++) norm_row(device->vec, a, r);
     return MTP_OK;
@@ -79,13 +77,8 @@ static void residual_norm_row(const mtp__vec *vec, const mtp_residual_norm_args 
 mtp_status mtp__cpu_residual_norm_fwd(mtp_device *device, const mtp_residual_norm_args *a)
 {
     const char *op = "residual_norm_fwd";
-    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
-    MTP__CHECK(op, x, MTP_F32, -1, -1);
-    MTP__CHECK(op, residual, MTP_F32, rows, width);
-    MTP__CHECK(op, w, MTP__REAL, width);
-    MTP__CHECK_OPTIONAL(op, scalar, MTP_F32, 1);
-    MTP__CHECK(op, y, MTP_F32, rows, width);
-    MTP__CHECK(op, rstd, MTP_F32, rows);
+    MTP_TRY(mtp__check_residual_norm_fwd(op, a));
+    const int64_t rows = a->x.shape[0];
     const float scalar = a->scalar.data ? *(const float *)a->scalar.data : 1.0f;
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t r = 0; r < rows; r++) residual_norm_row(device->vec, a, scalar, r);
@@ -185,15 +178,8 @@ size_t mtp__cpu_rmsnorm_bwd_scratch(const mtp_device *device, const mtp_rmsnorm_
 mtp_status mtp__cpu_rmsnorm_bwd(mtp_device *device, const mtp_rmsnorm_args *a)
 {
     const char *op = "rmsnorm_bwd";
+    MTP_TRY(mtp__check_rmsnorm_bwd(op, a));
     const int64_t rows = a->x.shape[0], width = a->x.shape[1];
-    MTP__CHECK(op, x, MTP__REAL, -1, -1);
-    MTP__CHECK_OPTIONAL(op, w, MTP__REAL, width);
-    MTP__CHECK(op, rstd, MTP_F32, rows);
-    MTP__CHECK(op, dy, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
-    if (a->dx.data && a->dx.data == a->dy.data && a->dx_write == MTP_ACCUMULATE)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: dx may be dy only when it is overwritten", op);
     const backward_scratch s = lay_out(device, rows, width, a->scratch.data);
     MTP_TRY(mtp__check_scratch(op, &a->scratch, s.total));
     load_weight(device->vec, &a->w, width, s.w);
@@ -236,28 +222,10 @@ size_t mtp__cpu_residual_norm_bwd_scratch(const mtp_device *device, const mtp_re
     return lay_out(device, a->x.shape[0], a->x.shape[1], NULL).total;
 }
 
-static mtp_status check_residual_bwd(const char *op, const mtp_residual_norm_args *a)
-{
-    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
-    MTP__CHECK(op, x, MTP_F32, -1, -1);
-    MTP__CHECK(op, w, MTP__REAL, width);
-    MTP__CHECK_OPTIONAL(op, scalar, MTP_F32, 1);
-    MTP__CHECK(op, rstd, MTP_F32, rows);
-    MTP__CHECK(op, dy, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dresidual, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
-    MTP__CHECK_OPTIONAL(op, dscalar, MTP_F32, 1);
-    if (a->dscalar.data) MTP__CHECK(op, residual, MTP_F32, rows, width);
-    if (a->dresidual.data && a->dresidual.data == a->dy.data && a->dresidual_write == MTP_ACCUMULATE)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: dresidual may be dy only when it is overwritten", op);
-    return MTP_OK;
-}
-
 mtp_status mtp__cpu_residual_norm_bwd(mtp_device *device, const mtp_residual_norm_args *a)
 {
     const char *op = "residual_norm_bwd";
-    MTP_TRY(check_residual_bwd(op, a));
+    MTP_TRY(mtp__check_residual_norm_bwd(op, a));
     const backward_scratch s = lay_out(device, a->x.shape[0], a->x.shape[1], a->scratch.data);
     MTP_TRY(mtp__check_scratch(op, &a->scratch, s.total));
     load_weight(device->vec, &a->w, a->x.shape[1], s.w);

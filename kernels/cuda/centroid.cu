@@ -438,26 +438,6 @@ size_t grouped_scratch(const mtp_head_args *a, int64_t k)
     return carver.used;
 }
 
-mtp_status check_shapes(const char *op, const mtp_head_args *a)
-{
-    MTP__CHECK(op, x, MTP_F32, -1, -1);
-    const int64_t R = a->x.shape[0], H = a->x.shape[1];
-    MTP__CHECK(op, e, MTP__REAL, -1, H);
-    const int64_t V = a->e.shape[0];
-    MTP__CHECK(op, order, MTP_I32, -1, -1);
-    MTP__CHECK(op, slot_of, MTP_I32, V);
-    const int64_t C = a->order.shape[0], P = a->order.shape[1];
-    if (C * P != V || V > INT32_MAX || (C > 1 && a->order.stride[0] != P))
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: order is [%lld, %lld]; it must be contiguous and name the %lld rows of e",
-                        op, (long long)C, (long long)P, (long long)V);
-    MTP__CHECK_OPTIONAL(op, target, MTP_I32, R);
-    MTP__CHECK_OPTIONAL(op, loss, MTP_F32, R);
-    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, R, H);
-    MTP__CHECK_OPTIONAL(op, de, MTP_F32, V, H);
-    if (a->dx.data || a->de.data) MTP__CHECK(op, scale, MTP_F32, R);
-    return MTP_OK;
-}
-
 /* Beside scratch: the views, from row0 on. */
 void set_views(grouped *g, const mtp_device *device, const mtp_head_args *a, int64_t row0, int64_t rows)
 {
@@ -531,25 +511,14 @@ mtp_status run_grouped(const char *op, mtp_device *device, const mtp_head_args *
 mtp_status candidates(mtp_device *device, const mtp_head_args *a)
 {
     const char *op = "head_candidates";
-    MTP_TRY(check_shapes(op, a));
-    const int64_t R = a->x.shape[0], C = a->order.shape[0], P = a->order.shape[1];
-    MTP__CHECK(op, selected, MTP_I32, R, -1);
-    const int64_t k = a->selected.shape[1], width = k * P;
-    if (k > C)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: selected names %lld of %lld centroids", op, (long long)k, (long long)C);
-    MTP__CHECK_OPTIONAL(op, argmax, MTP_I32, R);
-    MTP__CHECK_OPTIONAL(op, miss, MTP_U8, R);
-    MTP__CHECK_OPTIONAL(op, logits, MTP_F32, R, width);
-    if (!a->target.data && (a->loss.data || a->miss.data || a->dx.data || a->de.data))
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: loss, miss, dx and de need target", op);
-    return run_grouped(op, device, a, k);
+    MTP_TRY(mtp__check_head_candidates(op, a));
+    return run_grouped(op, device, a, a->selected.shape[1]);
 }
 
 mtp_status hierarchical(mtp_device *device, const mtp_head_args *a)
 {
     const char *op = "head_hierarchical";
-    MTP_TRY(check_shapes(op, a));
-    MTP__CHECK(op, target, MTP_I32, a->x.shape[0]);
+    MTP_TRY(mtp__check_head_hierarchical(op, a));
     return run_grouped(op, device, a, 0);
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "check_args.h"
 #include "cuda/device.cuh"
 #include "ops.h"
 

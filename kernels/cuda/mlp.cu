@@ -70,10 +70,8 @@ matrix of(const mtp_view &view)
 extern "C" mtp_status mtp__cuda_geglu_fwd(mtp_device *device, const mtp_geglu_args *a)
 {
     const char *op = "geglu_fwd";
+    MTP_TRY(mtp__check_geglu_fwd(op, a));
     const int64_t rows = a->gate.shape[0], width = a->gate.shape[1];
-    MTP__CHECK(op, gate, MTP_F32, -1, -1);
-    MTP__CHECK(op, up, MTP_F32, rows, width);
-    MTP__CHECK(op, y, MTP_F32, rows, width);
     return with_pack(pack_of(width, a->gate, a->up, a->y), [&](auto n) -> mtp_status {
         constexpr int N = decltype(n)::value;
         MTP_CUDA_TRY(op, MTP_LAUNCH(geglu_kernel<N>, blocks_for(device, rows * (width / N), THREADS), THREADS, 0,
@@ -85,13 +83,8 @@ extern "C" mtp_status mtp__cuda_geglu_fwd(mtp_device *device, const mtp_geglu_ar
 extern "C" mtp_status mtp__cuda_geglu_bwd(mtp_device *device, const mtp_geglu_args *a)
 {
     const char *op = "geglu_bwd";
+    MTP_TRY(mtp__check_geglu_bwd(op, a));
     const int64_t rows = a->gate.shape[0], width = a->gate.shape[1];
-    MTP__CHECK(op, gate, MTP_F32, -1, -1);
-    MTP__CHECK(op, up, MTP_F32, rows, width);
-    MTP__CHECK(op, dy, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, y, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dgate, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dup, MTP_F32, rows, width);
     return with_pack(pack_of(width, a->gate, a->up, a->dy, a->y, a->dgate, a->dup), [&](auto n) -> mtp_status {
         constexpr int N = decltype(n)::value;
         MTP_CUDA_TRY(op, MTP_LAUNCH(geglu_bwd_kernel<N>, blocks_for(device, rows * (width / N), THREADS), THREADS, 0,

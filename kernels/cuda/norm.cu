@@ -284,11 +284,7 @@ const mtp_view absent = {};
 extern "C" mtp_status mtp__cuda_rmsnorm_fwd(mtp_device *device, const mtp_rmsnorm_args *a)
 {
     const char *op = "rmsnorm_fwd";
-    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
-    MTP__CHECK(op, x, MTP__REAL, -1, -1);
-    MTP__CHECK_OPTIONAL(op, w, MTP__REAL, width);
-    MTP__CHECK(op, y, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, rstd, MTP_F32, rows);
+    MTP_TRY(mtp__check_rmsnorm_fwd(op, a));
     return norm_forward(device, op, a->x, a->w, absent, absent, a->y, a->rstd, a->eps);
 }
 
@@ -301,15 +297,8 @@ extern "C" size_t mtp__cuda_rmsnorm_bwd_scratch(const mtp_device *device, const 
 extern "C" mtp_status mtp__cuda_rmsnorm_bwd(mtp_device *device, const mtp_rmsnorm_args *a)
 {
     const char *op = "rmsnorm_bwd";
-    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
-    MTP__CHECK(op, x, MTP__REAL, -1, -1);
-    MTP__CHECK_OPTIONAL(op, w, MTP__REAL, width);
-    MTP__CHECK(op, rstd, MTP_F32, rows);
-    MTP__CHECK(op, dy, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
-    if (a->dx.data && a->dx.data == a->dy.data && a->dx_write == MTP_ACCUMULATE)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: dx may be dy only when it is overwritten", op);
+    MTP_TRY(mtp__check_rmsnorm_bwd(op, a));
+    const int64_t width = a->x.shape[1];
     backward b = {};
     b.dy = of(a->dy);
     b.dx = of(a->dx);
@@ -322,13 +311,7 @@ extern "C" mtp_status mtp__cuda_rmsnorm_bwd(mtp_device *device, const mtp_rmsnor
 extern "C" mtp_status mtp__cuda_residual_norm_fwd(mtp_device *device, const mtp_residual_norm_args *a)
 {
     const char *op = "residual_norm_fwd";
-    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
-    MTP__CHECK(op, x, MTP_F32, -1, -1);
-    MTP__CHECK(op, residual, MTP_F32, rows, width);
-    MTP__CHECK(op, w, MTP__REAL, width);
-    MTP__CHECK_OPTIONAL(op, scalar, MTP_F32, 1);
-    MTP__CHECK(op, y, MTP_F32, rows, width);
-    MTP__CHECK(op, rstd, MTP_F32, rows);
+    MTP_TRY(mtp__check_residual_norm_fwd(op, a));
     return norm_forward(device, op, a->x, a->w, a->residual, a->scalar, a->y, a->rstd, a->eps);
 }
 
@@ -341,19 +324,8 @@ extern "C" size_t mtp__cuda_residual_norm_bwd_scratch(const mtp_device *device, 
 extern "C" mtp_status mtp__cuda_residual_norm_bwd(mtp_device *device, const mtp_residual_norm_args *a)
 {
     const char *op = "residual_norm_bwd";
-    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
-    MTP__CHECK(op, x, MTP_F32, -1, -1);
-    MTP__CHECK(op, w, MTP__REAL, width);
-    MTP__CHECK_OPTIONAL(op, scalar, MTP_F32, 1);
-    MTP__CHECK(op, rstd, MTP_F32, rows);
-    MTP__CHECK(op, dy, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dresidual, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
-    MTP__CHECK_OPTIONAL(op, dscalar, MTP_F32, 1);
-    if (a->dscalar.data) MTP__CHECK(op, residual, MTP_F32, rows, width);
-    if (a->dresidual.data && a->dresidual.data == a->dy.data && a->dresidual_write == MTP_ACCUMULATE)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: dresidual may be dy only when it is overwritten", op);
+    MTP_TRY(mtp__check_residual_norm_bwd(op, a));
+    const int64_t width = a->x.shape[1];
     backward b = {};
     b.dy = of(a->dy);
     b.dx = of(a->dx);

@@ -10,37 +10,6 @@ using namespace mtp;
 
 constexpr int THREADS = 256;
 
-/* The view is one stretch of memory of a known shape. */
-mtp_status check_flat(const char *op, const char *name, const mtp_view *view, const mtp_view *like)
-{
-    static const int64_t any[MTP_MAX_RANK] = {-1, -1, -1, -1, -1};
-    if (view->rank < 1 || view->rank > MTP_MAX_RANK)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s has %d axes; it must have 1 to %d", op, name, (int)view->rank,
-                        (int)MTP_MAX_RANK);
-    MTP_TRY(mtp__check_view(op, name, view, MTP_F32, like->rank, like == view ? any : like->shape));
-    int64_t stride = 1;
-    for (int32_t axis = view->rank - 1; axis >= 0; axis--) {
-        if (view->shape[axis] > 1 && view->stride[axis] != stride)
-            return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s is not contiguous (axis %d has stride %lld)", op, name, (int)axis,
-                            (long long)view->stride[axis]);
-        stride *= view->shape[axis];
-    }
-    return MTP_OK;
-}
-
-mtp_status check_numbers(const mtp_adamw_args *a)
-{
-    if (a->step < 1) return MTP_FAIL(MTP_E_ARGUMENT, "adamw: step is %lld; it counts from 1", (long long)a->step);
-    if (!(a->beta1 >= 0 && a->beta1 < 1 && a->beta2 >= 0 && a->beta2 < 1))
-        return MTP_FAIL(MTP_E_ARGUMENT, "adamw: beta1 = %g, beta2 = %g; both must be in [0, 1)", a->beta1, a->beta2);
-    if (!(a->eps > 0 && a->eps < INFINITY))
-        return MTP_FAIL(MTP_E_ARGUMENT, "adamw: eps = %g; it must be positive", a->eps);
-    if (!isfinite(a->lr) || !isfinite(a->weight_decay) || !isfinite(a->grad_scale))
-        return MTP_FAIL(MTP_E_ARGUMENT, "adamw: lr = %g, weight_decay = %g, grad_scale = %g; all must be finite", a->lr,
-                        a->weight_decay, a->grad_scale);
-    return MTP_OK;
-}
-
 struct adamw_numbers {
     float grad_scale, decay, beta1, rest1, beta2, rest2, step_size, inv_root_bias2, eps;
 };
@@ -70,11 +39,7 @@ __global__ void __launch_bounds__(THREADS)
 extern "C" mtp_status mtp__cuda_adamw(mtp_device *device, const mtp_adamw_args *a)
 {
     const char *op = "adamw";
-    MTP_TRY(check_flat(op, "p", &a->p, &a->p));
-    MTP_TRY(check_flat(op, "m", &a->m, &a->p));
-    MTP_TRY(check_flat(op, "v", &a->v, &a->p));
-    MTP_TRY(check_flat(op, "g", &a->g, &a->p));
-    MTP_TRY(check_numbers(a));
+    MTP_TRY(mtp__check_adamw(op, a));
     const double bias1 = 1 - pow(a->beta1, (double)a->step), bias2 = 1 - pow(a->beta2, (double)a->step);
     const adamw_numbers numbers = {(float)a->grad_scale,   (float)(1 - a->lr * a->weight_decay),
                                    (float)a->beta1,        (float)(1 - a->beta1),
@@ -130,8 +95,7 @@ extern "C" size_t mtp__cuda_sumsq_scratch(const mtp_device *device, const mtp_su
 extern "C" mtp_status mtp__cuda_sumsq(mtp_device *device, const mtp_sumsq_args *a)
 {
     const char *op = "sumsq";
-    MTP_TRY(check_flat(op, "x", &a->x, &a->x));
-    if (!a->result) return MTP_FAIL(MTP_E_ARGUMENT, "sumsq: result is NULL");
+    MTP_TRY(mtp__check_sumsq(op, a));
     MTP_TRY(mtp__check_scratch(op, &a->scratch, mtp__cuda_sumsq_scratch(device, a)));
     const int64_t n = mtp_view_count(a->x), blocks = divide_up(n, SUM_BLOCK);
     double *total = (double *)a->scratch.data, *sums = total + 1;

@@ -1,0 +1,173 @@
+#include "check_args.h"
+
+#include <math.h>
+
+#include "check.h"
+
+/* ---- norms ------------------------------------------------------------------------------------------------------- */
+
+mtp_status mtp__check_rmsnorm_fwd(const char *op, const mtp_rmsnorm_args *a)
+{
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
+    MTP__CHECK(op, x, MTP__REAL, -1, -1);
+    MTP__CHECK_OPTIONAL(op, w, MTP__REAL, width);
+    MTP__CHECK(op, y, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, rstd, MTP_F32, rows);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_rmsnorm_bwd(const char *op, const mtp_rmsnorm_args *a)
+{
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
+    MTP__CHECK(op, x, MTP__REAL, -1, -1);
+    MTP__CHECK_OPTIONAL(op, w, MTP__REAL, width);
+    MTP__CHECK(op, rstd, MTP_F32, rows);
+    MTP__CHECK(op, dy, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
+    if (a->dx.data && a->dx.data == a->dy.data && a->dx_write == MTP_ACCUMULATE)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: dx may be dy only when it is overwritten", op);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_residual_norm_fwd(const char *op, const mtp_residual_norm_args *a)
+{
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
+    MTP__CHECK(op, x, MTP_F32, -1, -1);
+    MTP__CHECK(op, residual, MTP_F32, rows, width);
+    MTP__CHECK(op, w, MTP__REAL, width);
+    MTP__CHECK_OPTIONAL(op, scalar, MTP_F32, 1);
+    MTP__CHECK(op, y, MTP_F32, rows, width);
+    MTP__CHECK(op, rstd, MTP_F32, rows);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_residual_norm_bwd(const char *op, const mtp_residual_norm_args *a)
+{
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
+    MTP__CHECK(op, x, MTP_F32, -1, -1);
+    MTP__CHECK(op, w, MTP__REAL, width);
+    MTP__CHECK_OPTIONAL(op, scalar, MTP_F32, 1);
+    MTP__CHECK(op, rstd, MTP_F32, rows);
+    MTP__CHECK(op, dy, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dresidual, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
+    MTP__CHECK_OPTIONAL(op, dscalar, MTP_F32, 1);
+    if (a->dscalar.data) MTP__CHECK(op, residual, MTP_F32, rows, width);
+    if (a->dresidual.data && a->dresidual.data == a->dy.data && a->dresidual_write == MTP_ACCUMULATE)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: dresidual may be dy only when it is overwritten", op);
+    return MTP_OK;
+}
+
+/* ---- MLP --------------------------------------------------------------------------------------------------------- */
+
+mtp_status mtp__check_geglu_fwd(const char *op, const mtp_geglu_args *a)
+{
+    const int64_t rows = a->gate.shape[0], width = a->gate.shape[1];
+    MTP__CHECK(op, gate, MTP_F32, -1, -1);
+    MTP__CHECK(op, up, MTP_F32, rows, width);
+    MTP__CHECK(op, y, MTP_F32, rows, width);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_geglu_bwd(const char *op, const mtp_geglu_args *a)
+{
+    const int64_t rows = a->gate.shape[0], width = a->gate.shape[1];
+    MTP__CHECK(op, gate, MTP_F32, -1, -1);
+    MTP__CHECK(op, up, MTP_F32, rows, width);
+    MTP__CHECK(op, dy, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, y, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dgate, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dup, MTP_F32, rows, width);
+    return MTP_OK;
+}
+
+/* ---- heads over centroids ---------------------------------------------------------------------------------------- */
+
+static mtp_status check_grouped(const char *op, const mtp_head_args *a)
+{
+    MTP__CHECK(op, x, MTP_F32, -1, -1);
+    const int64_t R = a->x.shape[0], H = a->x.shape[1];
+    MTP__CHECK(op, e, MTP__REAL, -1, H);
+    const int64_t V = a->e.shape[0];
+    MTP__CHECK(op, order, MTP_I32, -1, -1);
+    MTP__CHECK(op, slot_of, MTP_I32, V);
+    const int64_t C = a->order.shape[0], P = a->order.shape[1];
+    if (C * P != V || V > INT32_MAX || (C > 1 && a->order.stride[0] != P))
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: order is [%lld, %lld]; it must be contiguous and name the %lld rows of e",
+                        op, (long long)C, (long long)P, (long long)V);
+    MTP__CHECK_OPTIONAL(op, target, MTP_I32, R);
+    MTP__CHECK_OPTIONAL(op, loss, MTP_F32, R);
+    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, R, H);
+    MTP__CHECK_OPTIONAL(op, de, MTP_F32, V, H);
+    if (a->dx.data || a->de.data) MTP__CHECK(op, scale, MTP_F32, R);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_head_candidates(const char *op, const mtp_head_args *a)
+{
+    MTP_TRY(check_grouped(op, a));
+    const int64_t R = a->x.shape[0], C = a->order.shape[0], P = a->order.shape[1];
+    MTP__CHECK(op, selected, MTP_I32, R, -1);
+    const int64_t k = a->selected.shape[1], width = k * P;
+    if (k > C)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: selected names %lld of %lld centroids", op, (long long)k, (long long)C);
+    MTP__CHECK_OPTIONAL(op, argmax, MTP_I32, R);
+    MTP__CHECK_OPTIONAL(op, miss, MTP_U8, R);
+    MTP__CHECK_OPTIONAL(op, logits, MTP_F32, R, width);
+    if (!a->target.data && (a->loss.data || a->miss.data || a->dx.data || a->de.data))
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: loss, miss, dx and de need target", op);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_head_hierarchical(const char *op, const mtp_head_args *a)
+{
+    MTP_TRY(check_grouped(op, a));
+    MTP__CHECK(op, target, MTP_I32, a->x.shape[0]);
+    return MTP_OK;
+}
+
+/* ---- optimizer --------------------------------------------------------------------------------------------------- */
+
+/* The view is one stretch of memory, of the shape of `like`, which may be the view itself. */
+static mtp_status check_flat(const char *op, const char *name, const mtp_view *view, const mtp_view *like)
+{
+    static const int64_t any[MTP_MAX_RANK] = {-1, -1, -1, -1, -1};
+    if (view->rank < 1 || view->rank > MTP_MAX_RANK)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s has %d axes; it must have 1 to %d", op, name, (int)view->rank,
+                        (int)MTP_MAX_RANK);
+    MTP_TRY(mtp__check_view(op, name, view, MTP_F32, like->rank, like == view ? any : like->shape));
+    int64_t stride = 1;
+    for (int32_t axis = view->rank - 1; axis >= 0; axis--) {
+        if (view->shape[axis] > 1 && view->stride[axis] != stride)
+            return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s is not contiguous (axis %d has stride %lld)", op, name, (int)axis,
+                            (long long)view->stride[axis]);
+        stride *= view->shape[axis];
+    }
+    return MTP_OK;
+}
+
+mtp_status mtp__check_adamw(const char *op, const mtp_adamw_args *a)
+{
+    MTP_TRY(check_flat(op, "p", &a->p, &a->p));
+    MTP_TRY(check_flat(op, "m", &a->m, &a->p));
+    MTP_TRY(check_flat(op, "v", &a->v, &a->p));
+    MTP_TRY(check_flat(op, "g", &a->g, &a->p));
+    if (a->step < 1) return MTP_FAIL(MTP_E_ARGUMENT, "%s: step is %lld; it counts from 1", op, (long long)a->step);
+    if (!(a->beta1 >= 0 && a->beta1 < 1 && a->beta2 >= 0 && a->beta2 < 1))
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: beta1 = %g, beta2 = %g; both must be in [0, 1)", op, a->beta1, a->beta2);
+    if (!(a->eps > 0 && a->eps < INFINITY))
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: eps = %g; it must be positive", op, a->eps);
+    if (!isfinite(a->lr) || !isfinite(a->weight_decay) || !isfinite(a->grad_scale))
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: lr = %g, weight_decay = %g, grad_scale = %g; all must be finite", op,
+                        a->lr, a->weight_decay, a->grad_scale);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_sumsq(const char *op, const mtp_sumsq_args *a)
+{
+    MTP_TRY(check_flat(op, "x", &a->x, &a->x));
+    if (!a->result) return MTP_FAIL(MTP_E_ARGUMENT, "%s: result is NULL", op);
+    return MTP_OK;
+}
