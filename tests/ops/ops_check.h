@@ -115,6 +115,16 @@ static inline mtp_device *ops_open(const char *isa, int num_threads)
     return device;
 }
 
+/* A device in bf16 mode, or in fp32 where the backend has no such mode. */
+static inline mtp_device *ops_open_bf16(void)
+{
+    const mtp_device_options options = {.num_threads = 2, .bf16 = true};
+    mtp_device *device = NULL;
+    assert_ok(ops_backend()->device_open(&options, &device));
+    ops_owned.devices[ops_owned.num_devices++] = device;
+    return device;
+}
+
 /* Run a test body on two threads with each instruction set that this machine has. */
 static inline void ops_each_isa(void (*body)(mtp_device *device))
 {
@@ -243,6 +253,19 @@ static inline void ops_expect(const char *name, const ops_tensor *got, const dou
             for (int64_t c = width; c < got->view.stride[0]; c++)
                 if (row[c] != ops_gap) fail_msg("%s: written %d elements after row %d", name, (int)(c - width), (int)r);
     }
+}
+
+/* Largest error against `want` of the op at most twice that of the plain loop. */
+static inline void ops_expect_bf16(const char *name, const ops_tensor *got, const double *want, const double *plain)
+{
+    const int64_t width = ops_width(got);
+    double error = 0, allowed = 0;
+    for (int64_t i = 0; i < ops_rows(got) * width; i++) {
+        const double e = fabs((double)ops_row(got, i / width)[i % width] - want[i]);
+        if (!(e <= error)) error = e; /* NaN stays */
+        if (fabs(plain[i] - want[i]) > allowed) allowed = fabs(plain[i] - want[i]);
+    }
+    if (!(error <= 2 * allowed)) fail_msg("%s: error %.3g, of a plain loop in bf16 %.3g", name, error, allowed);
 }
 
 /* n doubles, zeroed. */

@@ -1,19 +1,8 @@
 /* Protects: query-only attention forward and its dQ, over windows, packed documents and shared K/V heads; a row's bits
  * do not depend on its company, and nothing outside the keys a tile sees can reach them. */
-#include "ops_check.h"
+#include "attention_check.h"
 
-typedef struct document {
-    int64_t tokens, rows; /* the last `rows` tokens are positions of the batch */
-} document;
-
-typedef struct shape {
-    int64_t NH, NKV, D, window; /* window 0: all tokens up to the position */
-    mtp_dtype dtype;
-    int num_documents;
-    document documents[4];
-} shape;
-
-static const shape shapes[] = {
+static const attention_shape shapes[] = {
     {1, 1, 16, 0, MTP_F32, 1, {{1, 1}}},
     {2, 1, 18, 1, MTP_BF16, 1, {{9, 9}}},                       /* a window of one key */
     {4, 1, 32, 40, MTP_F32, 3, {{150, 150}, {1, 1}, {77, 20}}}, /* windows across key blocks, a document of one token */
@@ -24,71 +13,9 @@ static const shape shapes[] = {
 };
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
 
-typedef struct problem {
-    shape s;
-    int64_t R, S;
-    ops_tensor q, kv, o, lse, dout, dq;
-    int32_t *key_begin, *key_end, *doc_begin;
-} problem;
-
-static problem make(test_rng *rng, shape s, int64_t gap)
+static attention_problem make(test_rng *rng, attention_shape s, int64_t gap)
 {
-    problem p = {.s = s};
-    for (int i = 0; i < s.num_documents; i++) {
-        p.R += s.documents[i].rows;
-        p.S += s.documents[i].tokens;
-    }
-    p.q = ops_random(rng, MTP_F32, p.R, s.NH * s.D, gap, 0.7f);
-    p.kv = ops_random(rng, s.dtype, p.S, 2 * s.NKV * s.D, gap, 1);
-    p.o = ops_random(rng, MTP_F32, p.R, s.NH * s.D, gap, 1);
-    p.lse = ops_random(rng, MTP_F32, p.R, s.NH, gap, 1);
-    p.dout = ops_random(rng, MTP_F32, p.R, s.NH * s.D, gap, 1);
-    p.dq = ops_random(rng, MTP_F32, p.R, s.NH * s.D, gap, 1);
-    p.key_begin = ops_bytes((size_t)p.R * sizeof(int32_t));
-    p.key_end = ops_bytes((size_t)p.R * sizeof(int32_t));
-    p.doc_begin = ops_bytes((size_t)p.R * sizeof(int32_t));
-    int64_t row = 0, doc = 0;
-    for (int i = 0; i < s.num_documents; i++) {
-        const document d = s.documents[i];
-        for (int64_t t = d.tokens - d.rows; t < d.tokens; t++, row++) {
-            p.doc_begin[row] = (int32_t)doc;
-            p.key_begin[row] = (int32_t)(doc + (s.window && t >= s.window ? t - s.window + 1 : 0));
-            p.key_end[row] = (int32_t)(doc + t + 1);
-        }
-        doc += d.tokens;
-    }
-    return p;
-}
-
-/* [R, NH * D] as [R, NH, D] */
-static mtp_view split(mtp_view v, int64_t heads)
-{
-    mtp_view w = mtp_view_3d(v.data, v.dtype, v.shape[0], heads, v.shape[1] / heads);
-    w.stride[0] = v.stride[0];
-    return w;
-}
-
-static mtp_attention_args args(const problem *p)
-{
-    mtp_attention_args a = {.q = split(p->q.view, p->s.NH),
-                            .kv = mtp_view_4d(p->kv.view.data, p->s.dtype, p->S, 2, p->s.NKV, p->s.D),
-                            .key_begin = mtp_view_1d(p->key_begin, MTP_I32, p->R),
-                            .key_end = mtp_view_1d(p->key_end, MTP_I32, p->R),
-                            .doc_begin = mtp_view_1d(p->doc_begin, MTP_I32, p->R),
-                            .o = split(p->o.view, p->s.NH),
-                            .lse = p->lse.view,
-                            .do_ = split(p->dout.view, p->s.NH),
-                            .dq = split(p->dq.view, p->s.NH)};
-    a.kv.stride[0] = p->kv.view.stride[0];
-    return a;
-}
-
-/* The rows [first, first + count) of the same arguments. */
-static mtp_attention_args rows(mtp_attention_args a, int64_t first, int64_t count)
-{
-    mtp_view *views[] = {&a.q, &a.key_begin, &a.key_end, &a.doc_begin, &a.o, &a.lse, &a.do_, &a.dq};
-    for (size_t i = 0; i < sizeof views / sizeof *views; i++) *views[i] = mtp_view_rows(*views[i], first, count);
-    return a;
+    return attention_make(rng, s, (attention_gaps){gap, gap, gap, gap, gap, gap}, 0.7f);
 }
 
 static mtp_status forward(mtp_device *device, mtp_attention_args a)
@@ -122,9 +49,9 @@ static double dot(const float *x, const float *y, int64_t n)
     return sum;
 }
 
-static void expected_head(const problem *p, int64_t r, int64_t h, double *probability, const result *want)
+static void expected_head(const attention_problem *p, int64_t r, int64_t h, double *probability, const result *want)
 {
-    const shape *s = &p->s;
+    const attention_shape *s = &p->s;
     const int64_t at = (r * s->NH + h) * s->D, g = h / (s->NH / s->NKV);
     const float *q = p->q.values + at, *dout = p->dout.values + at;
     const float *kv = p->kv.values;
@@ -149,7 +76,7 @@ static void expected_head(const problem *p, int64_t r, int64_t h, double *probab
     }
 }
 
-static result expected(const problem *p)
+static result expected(const attention_problem *p)
 {
     const int64_t n = p->R * p->s.NH;
     const result want = {.o = ops_doubles(n * p->s.D), .lse = ops_doubles(n), .dq = ops_doubles(n * p->s.D)};
@@ -161,13 +88,13 @@ static result expected(const problem *p)
 
 /* The rounding of a score is absolute, grows with the square root of the depth, and is the relative error of its
  * exponential; backward adds that of lse and of dP. */
-static double tolerance(const problem *p, bool backward_too)
+static double tolerance(const attention_problem *p, bool backward_too)
 {
     return (backward_too ? 0x1p-21 : 0x1p-22) * (8 + sqrt((double)p->s.D));
 }
 
 /* With one key everywhere dq is exactly zero, and what remains is the rounding of terms of size one. */
-static void expect_dq(const problem *p, const double *want)
+static void expect_dq(const attention_problem *p, const double *want)
 {
     double largest = 0;
     const int64_t width = ops_width(&p->dq);
@@ -184,9 +111,9 @@ static void formula(mtp_device *device)
 {
     test_rng rng = {.state = 71};
     for (size_t i = 0; i < NUM_SHAPES; i++) {
-        const problem p = make(&rng, shapes[i], i % 2 ? 6 : 0);
+        const attention_problem p = make(&rng, shapes[i], i % 2 ? 6 : 0);
         const result want = expected(&p);
-        mtp_attention_args a = args(&p);
+        mtp_attention_args a = attention_args(&p);
         assert_ok(forward(device, a));
         ops_expect("o", &p.o, want.o, tolerance(&p, false));
         ops_expect("lse", &p.lse, want.lse, tolerance(&p, false));
@@ -211,10 +138,10 @@ static void large_scores_stay_finite(void **state)
     (void)state;
     mtp_device *device = ops_open(NULL, 2);
     test_rng rng = {.state = 72};
-    const problem p = make(&rng, shapes[2], 0);
+    const attention_problem p = make(&rng, shapes[2], 0);
     for (int64_t i = 0; i < p.R * p.s.NH * p.s.D; i++) ((float *)p.q.view.data)[i] = p.q.values[i] = 60 * p.q.values[i];
     const result want = expected(&p);
-    assert_ok(forward(device, args(&p)));
+    assert_ok(forward(device, attention_args(&p)));
     ops_expect("lse", &p.lse, want.lse, tolerance(&p, false));
     ops_expect("o", &p.o, want.o, 1e-4); /* scores near 500: exp magnifies their rounding by as much */
     ops_release();
@@ -224,13 +151,13 @@ static void large_scores_stay_finite(void **state)
 
 typedef struct total {
     mtp_device *device;
-    const problem *p;
+    const attention_problem *p;
 } total;
 
 static double weighted_output(void *context)
 {
     const total *t = context;
-    assert_ok(forward(t->device, args(t->p)));
+    assert_ok(forward(t->device, attention_args(t->p)));
     return ops_weighted_sum(&t->p->o, t->p->dout.values);
 }
 
@@ -239,11 +166,11 @@ static void gradient_matches_differences(void **state)
     (void)state;
     total t = {.device = ops_open(NULL, 2)};
     test_rng rng = {.state = 73};
-    const shape s = {2, 1, 16, 3, MTP_F32, 2, {{6, 4}, {5, 5}}};
-    const problem p = make(&rng, s, 0);
+    const attention_shape s = {2, 1, 16, 3, MTP_F32, 2, {{6, 4}, {5, 5}}};
+    const attention_problem p = make(&rng, s, 0);
     t.p = &p;
-    assert_ok(forward(t.device, args(&p)));
-    assert_ok(backward(t.device, args(&p)));
+    assert_ok(forward(t.device, attention_args(&p)));
+    assert_ok(backward(t.device, attention_args(&p)));
     const int64_t n = p.R * s.NH * s.D;
     double *gradient = ops_doubles(n);
     ops_differences(weighted_output, &t, p.q.view.data, n, gradient);
@@ -256,9 +183,9 @@ static void gradient_matches_differences(void **state)
 static uint64_t run_once(mtp_device *device)
 {
     test_rng rng = {.state = 74};
-    const problem p = make(&rng, shapes[2], 0);
-    assert_ok(forward(device, args(&p)));
-    assert_ok(backward(device, args(&p)));
+    const attention_problem p = make(&rng, shapes[2], 0);
+    assert_ok(forward(device, attention_args(&p)));
+    assert_ok(backward(device, attention_args(&p)));
     return ops_hash(&p.dq, ops_hash(&p.lse, ops_hash(&p.o, 0)));
 }
 
@@ -268,7 +195,7 @@ static void threads_do_not_change_a_bit(void **state)
     ops_same_bits(run_once);
 }
 
-static void same_row(const problem *one, const problem *all, int64_t r)
+static void same_row(const attention_problem *one, const attention_problem *all, int64_t r)
 {
     const size_t bytes = (size_t)ops_width(&all->o) * sizeof(float);
     assert_memory_equal(ops_row(&one->o, 0), ops_row(&all->o, r), bytes);
@@ -278,21 +205,21 @@ static void same_row(const problem *one, const problem *all, int64_t r)
 
 /* Every row of a packed batch against itself alone: once in the same K/V, once with its document moved to the front of
  * a K/V of its own that ends at the row's last key. */
-static void alone(mtp_device *device, shape s)
+static void alone(mtp_device *device, attention_shape s)
 {
     if (!ops_backend()->device_info(device)->rows_exact) return;
     test_rng rng = {.state = 75};
-    const problem all = make(&rng, s, 0);
-    problem one = all;
+    const attention_problem all = make(&rng, s, 0);
+    attention_problem one = all;
     one.o = ops_random(&rng, MTP_F32, 1, ops_width(&all.o), 0, 1);
     one.dq = ops_random(&rng, MTP_F32, 1, ops_width(&all.o), 0, 1);
     one.lse = ops_random(&rng, MTP_F32, 1, ops_width(&all.lse), 0, 1);
-    assert_ok(forward(device, args(&all)));
-    assert_ok(backward(device, args(&all)));
+    assert_ok(forward(device, attention_args(&all)));
+    assert_ok(backward(device, attention_args(&all)));
     for (int64_t r = 0; r < all.R; r++) {
-        mtp_attention_args a = rows(args(&all), r, 1);
-        a.o = split(one.o.view, s.NH);
-        a.dq = split(one.dq.view, s.NH);
+        mtp_attention_args a = attention_rows(attention_args(&all), r, 1);
+        a.o = attention_split(one.o.view, s.NH);
+        a.dq = attention_split(one.dq.view, s.NH);
         a.lse = one.lse.view;
         assert_ok(forward(device, a));
         assert_ok(backward(device, a));
@@ -326,12 +253,12 @@ static void a_row_alone_has_the_same_bits(void **state)
 }
 
 /* All of a token's keys and values, of F32 K/V. */
-static void put_token(const problem *p, int64_t token, float value)
+static void put_token(const attention_problem *p, int64_t token, float value)
 {
     for (int64_t i = 0; i < ops_width(&p->kv); i++) ops_row(&p->kv, token)[i] = value;
 }
 
-static uint64_t bits_of_rows(const problem *p, int64_t first, int64_t end)
+static uint64_t bits_of_rows(const attention_problem *p, int64_t first, int64_t end)
 {
     uint64_t hash = 0;
     for (int64_t r = first; r < end; r++) {
@@ -349,8 +276,8 @@ static uint64_t bits_of_rows(const problem *p, int64_t first, int64_t end)
 static void unseen(mtp_device *device)
 {
     test_rng rng = {.state = 76};
-    const problem p = make(&rng, shapes[2], 0);
-    const mtp_attention_args last = rows(args(&p), 151, 20);
+    const attention_problem p = make(&rng, shapes[2], 0);
+    const mtp_attention_args last = attention_rows(attention_args(&p), 151, 20);
     assert_ok(forward(device, last));
     assert_ok(backward(device, last));
     const uint64_t bits = bits_of_rows(&p, 151, 171);
@@ -369,9 +296,9 @@ static void unseen(mtp_device *device)
 static void later_keys(mtp_device *device)
 {
     test_rng rng = {.state = 77};
-    const shape s = {4, 1, 32, 40, MTP_F32, 1, {{90, 60}}};
-    const problem p = make(&rng, s, 0);
-    const mtp_attention_args first = rows(args(&p), 0, 30);
+    const attention_shape s = {4, 1, 32, 40, MTP_F32, 1, {{90, 60}}};
+    const attention_problem p = make(&rng, s, 0);
+    const mtp_attention_args first = attention_rows(attention_args(&p), 0, 30);
     assert_ok(forward(device, first));
     assert_ok(backward(device, first));
     const uint64_t bits = bits_of_rows(&p, 0, 10), all = bits_of_rows(&p, 0, 30);
@@ -401,9 +328,9 @@ static void bad_arguments_are_named(void **state)
     (void)state;
     mtp_device *device = ops_open(NULL, 1);
     test_rng rng = {.state = 78};
-    const shape s = {4, 2, 16, 0, MTP_F32, 2, {{5, 5}, {4, 4}}};
-    const problem p = make(&rng, s, 0);
-    const mtp_attention_args good = args(&p);
+    const attention_shape s = {4, 2, 16, 0, MTP_F32, 2, {{5, 5}, {4, 4}}};
+    const attention_problem p = make(&rng, s, 0);
+    const mtp_attention_args good = attention_args(&p);
     mtp_attention_args a = good;
     a.o.data = NULL;
     assert_fails(forward(device, a), MTP_E_ARGUMENT, "attention_fwd: o is missing");

@@ -1,85 +1,23 @@
 /* Protects: query-only attention of a device in bf16 mode at the head widths of the official drafters: within twice the
  * error of a plain loop that rounds the same factors to bf16, and every row with the bits it has alone. A device that
  * has no bf16 mode computes in fp32 and is held to the same. */
-#include "ops_check.h"
+#include "attention_check.h"
 
-typedef struct document {
-    int64_t tokens, rows; /* the last `rows` tokens are positions of the batch */
-} document;
-
-typedef struct shape {
-    int64_t NH, NKV, D, window; /* window 0: all tokens up to the position */
-    int num_documents;
-    document documents[4];
-} shape;
-
-static const shape shapes[] = {
-    {2, 1, 256, 0, 1, {{5, 5}}},                        /* one block of keys */
-    {4, 1, 256, 40, 3, {{150, 150}, {1, 1}, {77, 20}}}, /* windows across key blocks, a document of one token */
-    {4, 2, 256, 0, 2, {{131, 30}, {40, 3}}},
-    {2, 1, 512, 30, 2, {{90, 40}, {70, 20}}},
-    {16, 1, 512, 0, 1, {{130, 9}}},
-    {68, 1, 512, 0, 1, {{40, 3}}}, /* more heads than a tile has rows */
+static const attention_shape shapes[] = {
+    {2, 1, 256, 0, MTP_BF16, 1, {{5, 5}}},                        /* one block of keys */
+    {4, 1, 256, 40, MTP_BF16, 3, {{150, 150}, {1, 1}, {77, 20}}}, /* windows across key blocks, a text of one token */
+    {4, 2, 256, 0, MTP_BF16, 2, {{131, 30}, {40, 3}}},
+    {2, 1, 512, 30, MTP_BF16, 2, {{90, 40}, {70, 20}}},
+    {16, 1, 512, 0, MTP_BF16, 1, {{130, 9}}},
+    {68, 1, 512, 0, MTP_BF16, 1, {{40, 3}}}, /* more heads than a tile has rows */
 };
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
 
-typedef struct problem {
-    shape s;
-    int64_t R, S;
-    ops_tensor q, kv, o, lse, dout, dq;
-    int32_t *key_begin, *key_end, *doc_begin;
-} problem;
-
-static problem make(test_rng *rng, shape s)
+/* Scores of a few units. */
+static attention_problem make(test_rng *rng, attention_shape s)
 {
-    problem p = {.s = s};
-    for (int i = 0; i < s.num_documents; i++) {
-        p.R += s.documents[i].rows;
-        p.S += s.documents[i].tokens;
-    }
-    p.q = ops_random(rng, MTP_F32, p.R, s.NH * s.D, 6, 6 / sqrtf((float)s.D)); /* scores of a few units */
-    p.kv = ops_random(rng, MTP_BF16, p.S, 2 * s.NKV * s.D, 8, 1);
-    p.o = ops_random(rng, MTP_F32, p.R, s.NH * s.D, 2, 1);
-    p.lse = ops_random(rng, MTP_F32, p.R, s.NH, 1, 1);
-    p.dout = ops_random(rng, MTP_F32, p.R, s.NH * s.D, 0, 1);
-    p.dq = ops_random(rng, MTP_F32, p.R, s.NH * s.D, 4, 1);
-    p.key_begin = ops_bytes((size_t)p.R * sizeof(int32_t));
-    p.key_end = ops_bytes((size_t)p.R * sizeof(int32_t));
-    p.doc_begin = ops_bytes((size_t)p.R * sizeof(int32_t));
-    int64_t row = 0, doc = 0;
-    for (int i = 0; i < s.num_documents; i++) {
-        const document d = s.documents[i];
-        for (int64_t t = d.tokens - d.rows; t < d.tokens; t++, row++) {
-            p.doc_begin[row] = (int32_t)doc;
-            p.key_begin[row] = (int32_t)(doc + (s.window && t >= s.window ? t - s.window + 1 : 0));
-            p.key_end[row] = (int32_t)(doc + t + 1);
-        }
-        doc += d.tokens;
-    }
-    return p;
-}
-
-/* [R, NH * D] as [R, NH, D] */
-static mtp_view split(mtp_view v, int64_t heads)
-{
-    mtp_view w = mtp_view_3d(v.data, v.dtype, v.shape[0], heads, v.shape[1] / heads);
-    w.stride[0] = v.stride[0];
-    return w;
-}
-
-static mtp_attention_args args(const problem *p)
-{
-    mtp_attention_args a = {.q = split(p->q.view, p->s.NH),
-                            .kv = mtp_view_4d(p->kv.view.data, MTP_BF16, p->S, 2, p->s.NKV, p->s.D),
-                            .key_begin = mtp_view_1d(p->key_begin, MTP_I32, p->R),
-                            .key_end = mtp_view_1d(p->key_end, MTP_I32, p->R),
-                            .doc_begin = mtp_view_1d(p->doc_begin, MTP_I32, p->R),
-                            .o = split(p->o.view, p->s.NH),
-                            .lse = p->lse.view,
-                            .do_ = split(p->dout.view, p->s.NH),
-                            .dq = split(p->dq.view, p->s.NH)};
-    a.kv.stride[0] = p->kv.view.stride[0];
-    return a;
+    const attention_gaps gap = {.q = 6, .kv = 8, .o = 2, .lse = 1, .dout = 0, .dq = 4};
+    return attention_make(rng, s, gap, 6 / sqrtf((float)s.D));
 }
 
 static mtp_status run(mtp_device *device, mtp_attention_args a)
@@ -112,9 +50,9 @@ static double dot(const float *x, const float *y, int64_t n, bool plain)
 }
 
 /* `plain`: q, do, P (before it is divided by its sum) and dS are rounded before they are multiplied. */
-static void head(const problem *p, int64_t r, int64_t h, bool plain, double *weight, const result *want)
+static void head(const attention_problem *p, int64_t r, int64_t h, bool plain, double *weight, const result *want)
 {
-    const shape *s = &p->s;
+    const attention_shape *s = &p->s;
     const int64_t at = (r * s->NH + h) * s->D, g = h / (s->NH / s->NKV);
     const float *q = p->q.values + at, *dout = p->dout.values + at, *kv = p->kv.values;
     const int64_t begin = p->key_begin[r], end = p->key_end[r];
@@ -138,7 +76,7 @@ static void head(const problem *p, int64_t r, int64_t h, bool plain, double *wei
     }
 }
 
-static result expected(const problem *p, bool plain)
+static result expected(const attention_problem *p, bool plain)
 {
     const int64_t n = p->R * p->s.NH;
     const result want = {.o = ops_doubles(n * p->s.D), .lse = ops_doubles(n), .dq = ops_doubles(n * p->s.D)};
@@ -148,43 +86,21 @@ static result expected(const problem *p, bool plain)
     return want;
 }
 
-/* Largest error against `want` of the op at most twice that of the plain loop. */
-static void expect(const char *name, const ops_tensor *got, const double *want, const double *plain)
-{
-    const int64_t width = ops_width(got);
-    double error = 0, allowed = 0;
-    for (int64_t i = 0; i < ops_rows(got) * width; i++) {
-        const double e = fabs((double)ops_row(got, i / width)[i % width] - want[i]);
-        if (!(e <= error)) error = e; /* NaN stays */
-        if (fabs(plain[i] - want[i]) > allowed) allowed = fabs(plain[i] - want[i]);
-    }
-    if (!(error <= 2 * allowed)) fail_msg("%s: error %.3g, of a plain loop in bf16 %.3g", name, error, allowed);
-}
-
-static mtp_device *open_bf16(void)
-{
-    const mtp_device_options options = {.num_threads = 2, .bf16 = true};
-    mtp_device *device = NULL;
-    assert_ok(ops_backend()->device_open(&options, &device));
-    ops_owned.devices[ops_owned.num_devices++] = device;
-    return device;
-}
-
 /* ---- tests ------------------------------------------------------------------------------------------------------- */
 
 static void errors_are_those_of_bf16(void **state)
 {
     (void)state;
-    mtp_device *device = open_bf16();
+    mtp_device *device = ops_open_bf16();
     test_rng rng = {.state = 91};
     for (size_t i = 0; i < NUM_SHAPES; i++) {
-        const problem p = make(&rng, shapes[i]);
+        const attention_problem p = make(&rng, shapes[i]);
         const result want = expected(&p, false), plain = expected(&p, true);
-        mtp_attention_args a = args(&p);
+        mtp_attention_args a = attention_args(&p);
         assert_ok(run(device, a));
-        expect("o", &p.o, want.o, plain.o);
-        expect("lse", &p.lse, want.lse, plain.lse);
-        expect("dq", &p.dq, want.dq, plain.dq);
+        ops_expect_bf16("o", &p.o, want.o, plain.o);
+        ops_expect_bf16("lse", &p.lse, want.lse, plain.lse);
+        ops_expect_bf16("dq", &p.dq, want.dq, plain.dq);
         const uint64_t bits = ops_hash(&p.dq, 0);
         a.dq = a.do_; /* allowed */
         assert_ok(run(device, a));
@@ -197,16 +113,16 @@ static void errors_are_those_of_bf16(void **state)
 static void large_scores_stay_finite(void **state)
 {
     (void)state;
-    mtp_device *device = open_bf16();
+    mtp_device *device = ops_open_bf16();
     test_rng rng = {.state = 92};
-    const problem p = make(&rng, shapes[3]);
+    const attention_problem p = make(&rng, shapes[3]);
     const int64_t stride = p.q.view.stride[0], width = ops_width(&p.q);
     for (int64_t i = 0; i < p.R * width; i++) {
         p.q.values[i] = ops_rounded(60 * p.q.values[i], MTP_BF16);
         ((float *)p.q.view.data)[i / width * stride + i % width] = p.q.values[i];
     }
     const result want = expected(&p, false);
-    assert_ok(run(device, args(&p)));
+    assert_ok(run(device, attention_args(&p)));
     ops_expect("lse", &p.lse, want.lse, 1e-6);
     for (int64_t r = 0; r < p.R; r++)
         for (int64_t i = 0; i < width; i++)
@@ -218,12 +134,12 @@ static void large_scores_stay_finite(void **state)
 static void a_row_alone_has_the_same_bits(void **state)
 {
     (void)state;
-    mtp_device *device = open_bf16();
+    mtp_device *device = ops_open_bf16();
     /* rows_exact of the cuda backend is about cuBLASLt, which has no part here */
     if (!ops_device_name() && !ops_backend()->device_info(device)->rows_exact) skip();
     test_rng rng = {.state = 93};
-    const problem all = make(&rng, shapes[3]);
-    assert_ok(run(device, args(&all)));
+    const attention_problem all = make(&rng, shapes[3]);
+    assert_ok(run(device, attention_args(&all)));
     const size_t bytes = (size_t)ops_width(&all.o) * sizeof(float);
     for (int64_t r = 0; r < all.R; r += 7) {
         const int mark = ops_owned.count;
@@ -232,15 +148,15 @@ static void a_row_alone_has_the_same_bits(void **state)
         const ops_tensor lse = ops_random(&rng, MTP_F32, 1, ops_width(&all.lse), 0, 1);
         const int32_t doc = all.doc_begin[r];
         int32_t zero = 0, begin = all.key_begin[r] - doc, end = all.key_end[r] - doc;
-        mtp_attention_args a = args(&all);
+        mtp_attention_args a = attention_args(&all);
         a.q = mtp_view_rows(a.q, r, 1);
         a.do_ = mtp_view_rows(a.do_, r, 1);
         a.kv = mtp_view_rows(a.kv, doc, end);
         a.key_begin = mtp_view_1d(&begin, MTP_I32, 1);
         a.key_end = mtp_view_1d(&end, MTP_I32, 1);
         a.doc_begin = mtp_view_1d(&zero, MTP_I32, 1);
-        a.o = split(o.view, all.s.NH);
-        a.dq = split(dq.view, all.s.NH);
+        a.o = attention_split(o.view, all.s.NH);
+        a.dq = attention_split(dq.view, all.s.NH);
         a.lse = lse.view;
         assert_ok(run(device, a));
         assert_memory_equal(ops_row(&o, 0), ops_row(&all.o, r), bytes);
@@ -255,12 +171,10 @@ static void a_row_alone_has_the_same_bits(void **state)
 static void unseen_tokens_change_nothing(void **state)
 {
     (void)state;
-    mtp_device *device = open_bf16();
+    mtp_device *device = ops_open_bf16();
     test_rng rng = {.state = 94};
-    const problem p = make(&rng, shapes[1]);
-    mtp_attention_args a = args(&p);
-    mtp_view *views[] = {&a.q, &a.key_begin, &a.key_end, &a.doc_begin, &a.o, &a.lse, &a.do_, &a.dq};
-    for (size_t i = 0; i < sizeof views / sizeof *views; i++) *views[i] = mtp_view_rows(*views[i], 151, 20);
+    const attention_problem p = make(&rng, shapes[1]);
+    const mtp_attention_args a = attention_rows(attention_args(&p), 151, 20);
     ops_tensor part[3] = {p.o, p.lse, p.dq};
     uint64_t bits[2] = {0, 0};
     for (int i = 0; i < 3; i++) part[i].view = mtp_view_rows(part[i].view, 151, 20);

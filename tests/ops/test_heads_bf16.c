@@ -64,19 +64,6 @@ static heads_result plain_result(const heads *h)
     return plain;
 }
 
-/* Largest error against `want` of the op at most twice that of the plain loop. */
-static void expect(const char *name, const ops_tensor *got, const double *want, const double *plain)
-{
-    const int64_t width = ops_width(got);
-    double error = 0, allowed = 0;
-    for (int64_t i = 0; i < ops_rows(got) * width; i++) {
-        const double e = fabs((double)ops_row(got, i / width)[i % width] - want[i]);
-        if (!(e <= error)) error = e; /* NaN stays */
-        if (fabs(plain[i] - want[i]) > allowed) allowed = fabs(plain[i] - want[i]);
-    }
-    if (!(error <= 2 * allowed)) fail_msg("%s: error %.3g, of a plain loop in bf16 %.3g", name, error, allowed);
-}
-
 /* The lowest of the best tokens by the logits that the op gave. */
 static void expect_argmax(const heads *h, int64_t row)
 {
@@ -94,29 +81,20 @@ static void expect_argmax(const heads *h, int64_t row)
     assert_int_equal(h->argmax[row], best);
 }
 
-static mtp_device *open_bf16(void)
-{
-    const mtp_device_options options = {.num_threads = 2, .bf16 = true};
-    mtp_device *device = NULL;
-    assert_ok(ops_backend()->device_open(&options, &device));
-    ops_owned.devices[ops_owned.num_devices++] = device;
-    return device;
-}
-
 static void errors_are_those_of_bf16(void **state)
 {
     (void)state;
-    mtp_device *device = open_bf16();
+    mtp_device *device = ops_open_bf16();
     for (size_t i = 0; i < NUM_SHAPES; i++) {
         test_rng rng = {.state = 41 + i};
         const heads h = heads_make(&rng, shapes[i]);
         const heads_result want = heads_expected(&h), plain = plain_result(&h);
         assert_ok(heads_run(device, shapes[i].mode, heads_args(&h)));
-        expect("loss", &h.loss, want.loss, plain.loss);
-        expect("dx", &h.dx, want.dx, plain.dx);
-        expect("de", &h.de, want.de, plain.de);
+        ops_expect_bf16("loss", &h.loss, want.loss, plain.loss);
+        ops_expect_bf16("dx", &h.dx, want.dx, plain.dx);
+        ops_expect_bf16("de", &h.de, want.de, plain.de);
         if (shapes[i].mode != HEADS_HIERARCHICAL) {
-            expect("logits", &h.logits, want.logits, plain.logits);
+            ops_expect_bf16("logits", &h.logits, want.logits, plain.logits);
             for (int64_t r = 0; r < h.s.R; r++) expect_argmax(&h, r);
         }
         for (int64_t r = 0; shapes[i].mode == HEADS_CANDIDATES && r < h.s.R; r++)
@@ -129,7 +107,7 @@ static void errors_are_those_of_bf16(void **state)
 static void rows_and_repetition(void **state)
 {
     (void)state;
-    mtp_device *device = open_bf16();
+    mtp_device *device = ops_open_bf16();
     heads_check_rows(device, shapes[4]);
     for (size_t i = 0; i < NUM_SHAPES; i++) {
         const uint64_t bits = heads_hash(device, shapes[i]);
