@@ -164,10 +164,8 @@ int command_plan(int argc, char **argv)
          .min = 1,
          .max = 1e6,
          .help = "With CONFIG: the memory of one of N ranks. Without: foretell what a step takes on N GPUs, one rank "
-                 "each, for "
-                 "each official verifier: time, the part of the all-reduce that backward does not hide, memory and "
-                 "data rate "
-                 "of a rank."},
+                 "each, for each official verifier: time, the part of the all-reduce that backward does not hide, "
+                 "memory and data rate of a rank."},
         {.name = "bandwidth",
          .kind = ARGS_REAL,
          .target = &scale.bandwidth,

@@ -8,7 +8,8 @@
 extern "C" {
 #endif
 
-typedef enum mtp_log_level { MTP_LOG_DEBUG, MTP_LOG_INFO, MTP_LOG_WARNING, MTP_LOG_ERROR } mtp_log_level;
+/* Errors are no messages: they are the status of the call that fails (mtp/status.h). */
+typedef enum mtp_log_level { MTP_LOG_INFO, MTP_LOG_WARNING } mtp_log_level;
 
 /* `write` gets one complete line without a newline; it may be called from several threads at once. A NULL logger is
  * silent. The logger must outlive whatever was given it. */
