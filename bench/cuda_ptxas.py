@@ -69,7 +69,7 @@ def main(paths):
             if spilled:
                 spills.append(f"{names[symbol]} for {arch}: {spilled} bytes")
         print(f"| `{names[symbol]}` |", " | ".join(cells), "|")
-    print(f"\n{len(names)} kernels, {len(spills)} of them with spills.")
+    print(f"\n{len(names)} kernels, {len(spills) or 'none'} of them with spills.")
     for spill in spills:
         print("spills:", spill, file=sys.stderr)
     return 1 if spills else 0

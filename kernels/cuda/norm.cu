@@ -156,7 +156,7 @@ __device__ __forceinline__ double backward_row(const backward &b, const X *x, co
 
 /* One block a chunk of rows; its warps take the rows in turn. */
 template <typename X, typename W, int N>
-__global__ void __launch_bounds__(THREADS, 3) backward_kernel(backward b, const X *x, int64_t x_stride, const W *w)
+__global__ void __launch_bounds__(THREADS, 2) backward_kernel(backward b, const X *x, int64_t x_stride, const W *w)
 {
     MTP_DYNAMIC_SHARED(float, sums); /* [warps, width] when dw is wanted */
     MTP_SHARED(double, scalars, [WARPS]);
