@@ -14,6 +14,7 @@
 
 #include "base/file.h"
 #include "model/step.h"
+#include "options.h"
 #include "run/saver.h"
 #include "synthetic.h"
 
@@ -51,50 +52,21 @@ typedef struct timing {
 static mtp_status parse(int argc, char **argv, settings *s)
 {
     *s = (settings){.size = "e2b", .directory = "/tmp", .rows = 512, .K = 3, .repeat = 3, .world_size = 1};
-    const struct {
-        const char *name;
-        const char **text;
-        int64_t *number;
-    } options[] = {{"--size", &s->size, NULL},
-                   {"--directory", &s->directory, NULL},
-                   {"--rows", NULL, &s->rows},
-                   {"--num-speculative-steps", NULL, &s->K},
-                   {"--vocab-size", NULL, &s->vocab_size},
-                   {"--repeat", NULL, &s->repeat},
-                   {"--threads", NULL, &s->threads},
-                   {"--world-size", NULL, &s->world_size}};
-    for (int i = 1; i < argc; i++) {
-        bool known = strcmp(argv[i], "--json") == 0;
-        if (known) s->json = true;
-        for (size_t o = 0; !known && i + 1 < argc && o < sizeof options / sizeof *options; o++) {
-            known = strcmp(argv[i], options[o].name) == 0;
-            if (known && options[o].text)
-                *options[o].text = argv[++i];
-            else if (known)
-                *options[o].number = strtoll(argv[++i], NULL, 10);
-        }
-        if (!known) return MTP_FAIL(MTP_E_CONFIG, "option \"%s\" is unknown or lacks its value", argv[i]);
-    }
+    const bench_option options[] = {
+        {.name = "--size", .text = &s->size},
+        {.name = "--directory", .text = &s->directory},
+        {.name = "--rows", .number = &s->rows},
+        {.name = "--num-speculative-steps", .number = &s->K},
+        {.name = "--vocab-size", .number = &s->vocab_size},
+        {.name = "--repeat", .number = &s->repeat},
+        {.name = "--threads", .number = &s->threads},
+        {.name = "--world-size", .number = &s->world_size},
+        {.name = "--json", .flag = &s->json},
+    };
+    MTP_TRY(bench_options(argc, argv, options, sizeof options / sizeof *options));
     if (s->rows < 1 || s->K < 1 || s->K > MTP_MAX_SPECULATIVE_STEPS || s->repeat < 1 || s->world_size < 1)
         return MTP_FAIL(MTP_E_CONFIG, "the numbers of rows, draft steps, repeats and ranks start at 1");
     return MTP_OK;
-}
-
-static mtp_status make_optimizer(bench *b)
-{
-    const mtp_adamw_config adamw = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .max_grad_norm = 1.0};
-    mtp__optim_tensor *tensors = calloc((size_t)b->drafter->num_params, sizeof *tensors);
-    int64_t count = 0;
-    if (!tensors) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
-    for (int64_t i = 0; i < b->drafter->num_params; i++) {
-        const mtp__param *param = &b->drafter->params[i];
-        if (param->trained)
-            tensors[count++] = (mtp__optim_tensor){
-                .name = param->name, .value = mtp__param_value(param), .grad = mtp__param_grad(param)};
-    }
-    const mtp_status status = mtp__optimizer_create(b->context, tensors, count, &adamw, &b->optimizer);
-    free(tensors);
-    return status;
 }
 
 static mtp_status setup(bench *b)
@@ -112,7 +84,7 @@ static mtp_status setup(bench *b)
     MTP_TRY(synthetic_drafter(b->context, &b->config, &b->drafter));
     MTP_TRY(mtp_drafter_freeze(b->drafter, "*.layer_scalar"));
     MTP_TRY(mtp__drafter_alloc_grads(b->drafter));
-    MTP_TRY(make_optimizer(b));
+    MTP_TRY(synthetic_optimizer(b->context, b->drafter, &b->optimizer));
     memset(b->batch.loss_mask, 0, (size_t)b->batch.seq);
     memset(b->batch.loss_mask + 2, 1, (size_t)b->s.rows);
     MTP_TRY(mtp__rows_create(b->batch.seq, (int32_t)b->s.K, &b->rows));

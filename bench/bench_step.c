@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "model/workspace.h"
 #include "op_timer.h"
-#include "optim/optimizer.h"
+#include "options.h"
 #include "peak.h"
 #include "synthetic.h"
 
@@ -42,7 +42,6 @@ typedef struct bench {
     int64_t counts[64];
     mtp__step *step;
     mtp__optimizer *optimizer;
-    mtp__optim_tensor *tensors;
     char directory[64];
     double loss, peak_rss;
 } bench;
@@ -50,33 +49,21 @@ typedef struct bench {
 static mtp_status parse(int argc, char **argv, settings *s)
 {
     *s = (settings){.size = "e2b", .head = "masked", .rows = 512, .K = 3, .repeat = 3, .rows_per_chunk = 512};
-    const struct {
-        const char *name;
-        const char **text;
-        int64_t *number;
-    } options[] = {{"--size", &s->size, NULL},
-                   {"--head", &s->head, NULL},
-                   {"--rows", NULL, &s->rows},
-                   {"--num-speculative-steps", NULL, &s->K},
-                   {"--vocab-size", NULL, &s->vocab_size},
-                   {"--repeat", NULL, &s->repeat},
-                   {"--threads", NULL, &s->threads},
-                   {"--rows-per-chunk", NULL, &s->rows_per_chunk},
-                   {"--peak-gflops", NULL, &s->peak_gflops},
-                   {"--device", &s->device, NULL}};
-    for (int i = 1; i < argc; i++) {
-        bool known = strcmp(argv[i], "--json") == 0;
-        if (known) s->json = true;
-        if (!known && strcmp(argv[i], "--bf16") == 0) s->bf16 = known = true;
-        for (size_t o = 0; !known && i + 1 < argc && o < sizeof options / sizeof *options; o++) {
-            known = strcmp(argv[i], options[o].name) == 0;
-            if (known && options[o].text)
-                *options[o].text = argv[++i];
-            else if (known)
-                *options[o].number = strtoll(argv[++i], NULL, 10);
-        }
-        if (!known) return MTP_FAIL(MTP_E_CONFIG, "option \"%s\" is unknown or lacks its value", argv[i]);
-    }
+    const bench_option options[] = {
+        {.name = "--size", .text = &s->size},
+        {.name = "--head", .text = &s->head},
+        {.name = "--rows", .number = &s->rows},
+        {.name = "--num-speculative-steps", .number = &s->K},
+        {.name = "--vocab-size", .number = &s->vocab_size},
+        {.name = "--repeat", .number = &s->repeat},
+        {.name = "--threads", .number = &s->threads},
+        {.name = "--rows-per-chunk", .number = &s->rows_per_chunk},
+        {.name = "--peak-gflops", .number = &s->peak_gflops},
+        {.name = "--device", .text = &s->device},
+        {.name = "--json", .flag = &s->json},
+        {.name = "--bf16", .flag = &s->bf16},
+    };
+    MTP_TRY(bench_options(argc, argv, options, sizeof options / sizeof *options));
     if (s->rows < 1 || s->K < 1 || s->K > 64 || s->repeat < 1)
         return MTP_FAIL(MTP_E_CONFIG, "--rows, --num-speculative-steps (at most 64) and --repeat start at 1");
     return MTP_OK;
@@ -96,24 +83,6 @@ static mtp_status head_mode(const bench *b, mtp_head_mode *mode)
             return MTP_OK;
         }
     return MTP_FAIL(MTP_E_CONFIG, "--head \"%s\": use masked, flat, hierarchical or none", b->s.head);
-}
-
-static mtp_status make_optimizer(bench *b)
-{
-    const mtp_adamw_config adamw = {
-        .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.01, .max_grad_norm = 1.0};
-    int64_t count = 0;
-    b->tensors = calloc((size_t)b->drafter->num_params, sizeof *b->tensors);
-    if (!b->tensors) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
-    for (int64_t i = 0; i < b->drafter->num_params; i++) {
-        const mtp__param *param = &b->drafter->params[i];
-        if (param->trained)
-            b->tensors[count++] = (mtp__optim_tensor){.name = param->name,
-                                                      .value = mtp__param_value(param),
-                                                      .grad = mtp__param_grad(param),
-                                                      .decays = mtp__param_decays(param)};
-    }
-    return mtp__optimizer_create(b->context, b->tensors, count, &adamw, &b->optimizer);
 }
 
 static mtp_status setup(bench *b)
@@ -138,7 +107,7 @@ static mtp_status setup(bench *b)
         if (b->config.ordered) MTP_TRY(mtp_drafter_freeze(b->drafter, "masked_embedding.*"));
     }
     MTP_TRY(mtp__drafter_alloc_grads(b->drafter));
-    MTP_TRY(make_optimizer(b));
+    MTP_TRY(synthetic_optimizer(b->context, b->drafter, &b->optimizer));
     MTP_TRY(mtp__rows_create(b->batch.seq, (int32_t)b->s.K, &b->rows));
     MTP_TRY(mtp__rows_build(&b->batch, MTP__ROWS_SUPERVISED, NULL, &b->rows));
     if (b->rows.num_rows > b->s.rows) { /* exactly the rows asked for, all with K targets */
@@ -291,7 +260,6 @@ static void cleanup(bench *b)
     char path[128];
     mtp__step_free(b->step);
     mtp__optimizer_free(b->optimizer);
-    free(b->tensors);
     mtp__rows_free(&b->rows);
     mtp_drafter_free(b->drafter);
     mtp_verifier_close(b->verifier);

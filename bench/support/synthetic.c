@@ -236,3 +236,23 @@ double synthetic_peak_rss(void)
     getrusage(RUSAGE_SELF, &usage);
     return 1024.0 * (double)usage.ru_maxrss;
 }
+
+mtp_status synthetic_optimizer(mtp_context *context, const mtp_drafter *drafter, mtp__optimizer **optimizer)
+{
+    const mtp_adamw_config adamw = {
+        .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.01, .max_grad_norm = 1.0};
+    mtp__optim_tensor *tensors = calloc((size_t)drafter->num_params, sizeof *tensors);
+    int64_t count = 0;
+    if (!tensors) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
+    for (int64_t i = 0; i < drafter->num_params; i++) {
+        const mtp__param *param = &drafter->params[i];
+        if (param->trained)
+            tensors[count++] = (mtp__optim_tensor){.name = param->name,
+                                                   .value = mtp__param_value(param),
+                                                   .grad = mtp__param_grad(param),
+                                                   .decays = mtp__param_decays(param)};
+    }
+    const mtp_status status = mtp__optimizer_create(context, tensors, count, &adamw, optimizer);
+    free(tensors);
+    return status;
+}
