@@ -82,9 +82,10 @@ static mtp_status open_module(const char *path, const mtp_backend **backend)
     *backend = open ? open(host(), &version) : NULL;
     dlclose(handle);
     if (*backend) return MTP_OK;
-    return MTP_FAIL(MTP_E_CONFIG,
-                    "device \"cuda\": %s is of another build (version %s; this is libmtp %s); install both from one build", path,
-                    version, MTP__VERSION);
+    return MTP_FAIL(
+        MTP_E_CONFIG,
+        "device \"cuda\": %s is of another build (version %s; this is libmtp %s); install both from one build", path,
+        version, MTP__VERSION);
 }
 
 static mtp_status cuda_backend(const mtp_backend **backend)
