@@ -170,9 +170,7 @@ static void bad_arguments(void **state)
 {
     (void)state;
     const char *dir = test_dir();
-    test_sample sample = test_sample_make(LENGTH, PROMPT, 1);
-    test_sample_write(&sample, test_path("%s/a.safetensors", dir));
-    test_sample_free(&sample);
+    test_sample_file(test_path("%s/a.safetensors", dir), LENGTH, PROMPT, 1);
     mtp_dataset *dataset = open_dir(dir);
     mtp_batch *batch = NULL;
     const int64_t beyond = 1;

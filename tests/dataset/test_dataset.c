@@ -402,9 +402,7 @@ static void short_samples_supervise_nothing(void **state)
     (void)state;
     const char *dir = test_dir();
     for (int length = 1; length <= 3; length++) {
-        test_sample sample = test_sample_make(length, 0, 4);
-        test_sample_write(&sample, test_path("%s/s%d.safetensors", dir, length));
-        test_sample_free(&sample);
+        test_sample_file(test_path("%s/s%d.safetensors", dir, length), length, 0, 4);
     }
     mtp_dataset *dataset = NULL;
     assert_ok(open_path(dir, MTP_HIDDEN_UNSET, &dataset));

@@ -33,9 +33,8 @@ static int set_up(void **state)
     directory = test_dir();
     for (int i = 0; i < SAMPLES; i++) {
         const int64_t length = length_of(i);
-        test_sample sample = test_sample_make(length, i == 5 || i == 6 ? length : 1, 50 + (uint64_t)i);
-        test_sample_write(&sample, test_path("%s/s%02d.safetensors", directory, i));
-        test_sample_free(&sample);
+        test_sample_file(test_path("%s/s%02d.safetensors", directory, i), length, i == 5 || i == 6 ? length : 1,
+                         50 + (uint64_t)i);
     }
     dataset = open_dataset(directory);
     return 0;
@@ -208,9 +207,7 @@ static void counts_are_complete_with_the_last_batch(void **state)
     (void)state;
     const char *dir = test_dir();
     for (int i = 0; i < 3; i++) {
-        test_sample sample = test_sample_make(i == 2 ? 9 : 4, i == 1 ? 4 : 1, 1 + (uint64_t)i);
-        test_sample_write(&sample, test_path("%s/s%d.safetensors", dir, i));
-        test_sample_free(&sample);
+        test_sample_file(test_path("%s/s%d.safetensors", dir, i), i == 2 ? 9 : 4, i == 1 ? 4 : 1, 1 + (uint64_t)i);
     }
     mtp_dataset *three = open_dataset(dir);
     const mtp_loader_options options = {.tokens_per_batch = 6, .prefetch = 1, .overlong = MTP_OVERLONG_SKIP};
@@ -229,9 +226,7 @@ static void nothing_to_learn_is_an_error(void **state)
 {
     (void)state;
     const char *dir = test_dir();
-    test_sample sample = test_sample_make(10, 6, 1);
-    test_sample_write(&sample, test_path("%s/a.safetensors", dir));
-    test_sample_free(&sample);
+    test_sample_file(test_path("%s/a.safetensors", dir), 10, 6, 1);
     mtp_dataset *late = open_dataset(dir);
     mtp_loader_options options = {.tokens_per_batch = 6, .prefetch = 1, .overlong = MTP_OVERLONG_TRUNCATE};
     mtp_loader *loader = NULL;

@@ -177,9 +177,7 @@ static void flipped_bits_of_kv(void **state)
     (void)state;
     enum { S = 200 };
     const char *dir = test_dir(), *packed = test_path("%s/store", test_dir());
-    test_sample sample = test_sample_make(S, 3, 21);
-    test_sample_write(&sample, test_path("%s/a.safetensors", dir));
-    test_sample_free(&sample);
+    test_sample_file(test_path("%s/a.safetensors", dir), S, 3, 21);
     const mtp_pack_options options = test_pack_options(&dir, 1, verifier);
     mtp_pack_summary summary;
     assert_ok(mtp_pack(packed, &options, &summary));
@@ -386,9 +384,7 @@ static void direct_io_reads_the_same(void **state)
     (void)state;
     enum { LONG = 140000 }; /* 4.3 MiB of local K/V */
     const char *dir = test_dir(), *large[2] = {test_path("%s/bf16", test_dir()), test_path("%s/fp8", test_dir())};
-    test_sample sample = test_sample_make(LONG, 3, 8);
-    test_sample_write(&sample, test_path("%s/long.safetensors", dir));
-    test_sample_free(&sample);
+    test_sample_file(test_path("%s/long.safetensors", dir), LONG, 3, 8);
     mtp_pack_options pack = test_pack_options(&dir, 1, verifier);
     mtp_pack_summary summary;
     assert_ok(mtp_pack(large[0], &pack, &summary));
@@ -505,9 +501,7 @@ static int set_up(void **state)
     samples = test_dir();
     store = test_path("%s/store", test_dir());
     for (int i = 0; i < SAMPLES; i++) {
-        test_sample sample = test_sample_make(6 + i * 7 % 19, 3, (uint64_t)i + 300);
-        test_sample_write(&sample, test_path("%s/s%02d.safetensors", samples, i));
-        test_sample_free(&sample);
+        test_sample_file(test_path("%s/s%02d.safetensors", samples, i), 6 + i * 7 % 19, 3, (uint64_t)i + 300);
     }
     mtp_pack_options options = test_pack_options(&samples, 1, verifier);
     mtp_pack_summary summary;

@@ -303,9 +303,8 @@ static int set_up(void **state)
     for (int s = 0; s < SOURCES; s++) {
         sources[s] = test_dir();
         for (int i = 0; i < documents[s]; i++) {
-            test_sample sample = test_sample_make(length_of(s, i), 1, (uint64_t)(100 * s + i) + 1000);
-            test_sample_write(&sample, test_path("%s/%02d.safetensors", sources[s], i));
-            test_sample_free(&sample);
+            test_sample_file(test_path("%s/%02d.safetensors", sources[s], i), length_of(s, i), 1,
+                             (uint64_t)(100 * s + i) + 1000);
         }
     }
     return 0;

@@ -155,9 +155,7 @@ static int set_up(void **state)
     assert_ok(mtp_verifier_open(test_tiny_verifier(), NULL, &verifier));
     samples = test_dir();
     for (int i = 0; i < SAMPLES; i++) {
-        test_sample sample = test_sample_make(8 + i % 9, 3, (uint64_t)i + 100);
-        test_sample_write(&sample, test_path("%s/%02d.safetensors", samples, i));
-        test_sample_free(&sample);
+        test_sample_file(test_path("%s/%02d.safetensors", samples, i), 8 + i % 9, 3, (uint64_t)i + 100);
     }
     return 0;
 }

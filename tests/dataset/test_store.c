@@ -35,9 +35,7 @@ static const char *pack_two(void)
 {
     const char *dir = test_dir(), *out = test_path("%s/store", test_dir());
     for (int i = 0; i < 2; i++) {
-        test_sample sample = test_sample_make(7 + i, 3, (uint64_t)i + 3);
-        test_sample_write(&sample, test_path("%s/%d.safetensors", dir, i));
-        test_sample_free(&sample);
+        test_sample_file(test_path("%s/%d.safetensors", dir, i), 7 + i, 3, (uint64_t)i + 3);
     }
     mtp_pack_options options = test_pack_options(&dir, 1, verifier);
     mtp_pack_summary summary;

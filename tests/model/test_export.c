@@ -29,13 +29,6 @@ static int teardown(void **state)
     return 0;
 }
 
-static const char *copy_of(const char *name)
-{
-    const char *directory = test_path("%s/source", test_dir());
-    test_copy(test_path(SAMPLE "%s", name), directory);
-    return directory;
-}
-
 static size_t count_files(const char *directory)
 {
     mtp__name_list list;
@@ -97,7 +90,7 @@ static void test_identical(void **state)
 static void test_normalised(void **state)
 {
     (void)state;
-    const char *source = copy_of("drafter_init"), *config = test_path("%s/config.json", source);
+    const char *source = test_model_copy("drafter_init"), *config = test_path("%s/config.json", source);
     const char *weights = test_path("%s/model.safetensors", source), *output = test_path("%s/../out", source);
     test_json_set(config, "text_config.global_head_dim", NULL);
     test_json_set(config, "text_config.num_global_key_value_heads", NULL);
@@ -152,7 +145,7 @@ static void test_normalised(void **state)
 static void test_config_not_representable(void **state)
 {
     (void)state;
-    const char *source = copy_of("drafter_init"), *path = test_path("%s/config.json", source);
+    const char *source = test_model_copy("drafter_init"), *path = test_path("%s/config.json", source);
     test_json_set(path, "text_config.attention_k_eq_v", "false");
     test_json_set(path, "text_config.global_head_dim", NULL);
     test_json_set(path, "text_config.num_global_key_value_heads", NULL);
@@ -175,7 +168,7 @@ static void test_config_not_representable(void **state)
 static void test_other_files(void **state)
 {
     (void)state;
-    const char *source = copy_of("drafter_init"), *output = test_path("%s/../out", source);
+    const char *source = test_model_copy("drafter_init"), *output = test_path("%s/../out", source);
     test_write(test_path("%s/chat_template.jinja", source), "{{ x }}", 7);
     test_write(test_path("%s/README.md", source), "notes", 5);
     assert_ok(export_to(source, output, false));
@@ -184,7 +177,7 @@ static void test_other_files(void **state)
     assert_false(mtp__file_exists(test_path("%s/README.md", output)));
 
     /* no tokenizer: the verifier's; no generation_config: written with the K asked for */
-    source = copy_of("drafter_init_dense");
+    source = test_model_copy("drafter_init_dense");
     output = test_path("%s/../out", source);
     assert_int_equal(remove(test_path("%s/tokenizer.json", source)), 0);
     assert_int_equal(remove(test_path("%s/tokenizer_config.json", source)), 0);
@@ -240,7 +233,8 @@ static void test_overwriting(void **state)
 static void test_refused_whole(void **state)
 {
     (void)state;
-    const char *source = copy_of("drafter_init"), *directory = test_dir(), *output = test_path("%s/out", directory);
+    const char *source = test_model_copy("drafter_init"), *directory = test_dir(),
+               *output = test_path("%s/out", directory);
     test_json_set(test_path("%s/config.json", source), "text_config.num_key_value_heads", "4");
     assert_fails(export_to(source, output, false), MTP_E_DATA, "num_key_value_heads");
     assert_int_equal(count_directories(directory) + count_files(directory), 0);
@@ -309,7 +303,7 @@ static void make_run(const char *directory, const char *drafter_directory)
 static void test_runs(void **state)
 {
     (void)state;
-    const char *source = copy_of("drafter_init"), *directory = test_path("%s/run", test_dir());
+    const char *source = test_model_copy("drafter_init"), *directory = test_path("%s/run", test_dir());
     assert_int_equal(remove(test_path("%s/generation_config.json", source)), 0);
     make_run(directory, source);
     const char *const sources[] = {directory, test_path("%s/checkpoints/step-00000012", directory)};

@@ -28,13 +28,6 @@ static int teardown(void **state)
     return 0;
 }
 
-static const char *copy_of(const char *name)
-{
-    const char *directory = test_path("%s/drafter", test_dir());
-    test_copy(test_path(SAMPLE "%s", name), directory);
-    return directory;
-}
-
 /* A copy of drafter_init opened for change, and written. */
 static test_tensors edit(const char *directory)
 {
@@ -110,7 +103,7 @@ static void test_identical(void **state)
 static void test_other_dtypes(void **state)
 {
     (void)state;
-    const char *directory = copy_of("drafter_init"), *path = test_path("%s/out.safetensors", directory);
+    const char *directory = test_model_copy("drafter_init"), *path = test_path("%s/out.safetensors", directory);
     test_tensors file = edit(directory);
     for (size_t i = 0; i < file.count; i++)
         if (file.items[i].dtype == MTP_BF16) test_tensors_convert(&file, file.items[i].name, MTP_F32);
@@ -128,7 +121,7 @@ static void test_other_dtypes(void **state)
 static void test_all_problems_at_once(void **state)
 {
     (void)state;
-    const char *directory = copy_of("drafter_init");
+    const char *directory = test_model_copy("drafter_init");
     test_tensors file = edit(directory);
     test_tensors_drop(&file, "model.layers.2.layer_scalar");
     test_tensors_drop(&file, "model.norm.weight");
@@ -163,7 +156,7 @@ static void test_dense_and_ordered(void **state)
 {
     (void)state;
     mtp_drafter *drafter;
-    const char *directory = copy_of("drafter_init_dense");
+    const char *directory = test_model_copy("drafter_init_dense");
     assert_ok(mtp_drafter_load(context, directory, &drafter));
     assert_int_equal(mtp_drafter_num_parameters(drafter), 48);
     assert_null(drafter->centroids);
@@ -171,7 +164,7 @@ static void test_dense_and_ordered(void **state)
     mtp_drafter_free(drafter);
     test_json_set(test_path("%s/config.json", directory), "use_ordered_embeddings", "true");
     assert_fails(mtp_drafter_load(context, directory, &drafter), MTP_E_DATA, "centroids.weight is missing");
-    directory = copy_of("drafter_init");
+    directory = test_model_copy("drafter_init");
     test_json_set(test_path("%s/config.json", directory), "use_ordered_embeddings", "false");
     assert_fails(mtp_drafter_load(context, directory, &drafter), MTP_E_DATA, "use_ordered_embeddings is false");
 }
@@ -180,7 +173,7 @@ static void test_bad_values(void **state)
 {
     (void)state;
     mtp_drafter *drafter;
-    const char *directory = copy_of("drafter_init");
+    const char *directory = test_model_copy("drafter_init");
     test_tensors file = edit(directory);
     uint16_t *norm = test_tensors_put(&file, "model.norm.weight", MTP_BF16, 1, (int64_t[]){64});
     norm[17] = 0x7fc0;
@@ -194,7 +187,7 @@ static void test_bad_values(void **state)
     assert_fails(mtp_drafter_load(context, directory, &drafter), MTP_E_DATA,
                  "model.norm.weight holds -inf at element 63");
 
-    directory = copy_of("drafter_init");
+    directory = test_model_copy("drafter_init");
     file = edit(directory);
     int64_t *ordering = test_tensors_put(&file, "masked_embedding.token_ordering", MTP_I64, 1, (int64_t[]){2048});
     for (int i = 0; i < 2048; i++) ordering[i] = i;

@@ -12,6 +12,13 @@ static void *own(test_tensors *tensors, void *memory)
     return tensors->owned[tensors->num_owned++] = memory;
 }
 
+const char *test_model_copy(const char *name)
+{
+    const char *directory = test_path("%s/drafter", test_dir());
+    test_copy(test_path(MTP_TEST_DATA "/sample/%s", name), directory);
+    return directory;
+}
+
 test_tensors test_tensors_open(const char *path)
 {
     test_tensors tensors = {0};

@@ -7,6 +7,9 @@
 
 #include "mtp/safetensors.h"
 
+/* A copy, to be changed, of the model directory tests/data/sample/NAME. */
+const char *test_model_copy(const char *name);
+
 /* The tensors of a file as a list that can be changed before it is written again. */
 typedef struct test_tensors {
     mtp_safetensors *file;

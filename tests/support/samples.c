@@ -174,3 +174,10 @@ void test_sample_write(const test_sample *sample, const char *path)
                               (size_t)sample->num_tensors) != MTP_OK)
         fail_msg("%s", mtp_last_error()->message);
 }
+
+void test_sample_file(const char *path, int64_t num_tokens, int64_t prompt_len, uint64_t seed)
+{
+    test_sample sample = test_sample_make(num_tokens, prompt_len, seed);
+    test_sample_write(&sample, path);
+    test_sample_free(&sample);
+}

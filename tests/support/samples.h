@@ -59,5 +59,7 @@ void test_sample_retype(test_sample *sample, const char *name, mtp_dtype dtype);
 double test_tensor_get(const test_tensor *tensor, int64_t index);
 void test_tensor_set(test_tensor *tensor, int64_t index, double value);
 void test_sample_write(const test_sample *sample, const char *path);
+/* Make, write and free one. */
+void test_sample_file(const char *path, int64_t num_tokens, int64_t prompt_len, uint64_t seed);
 
 #endif
