@@ -27,11 +27,11 @@ layered()
         echo "^ kernels/ includes more of lib/ than mtp/status.h, mtp/tensor.h and base/error.h"
         bad=1
     fi
-    if grep -nE '^#include "(base|formats|model|data|optim|comm|run|cpu)/|^#include "ops\.h"' $(sources 'trainers/*'); then
+    if grep -nE '^#include "(base|formats|model|data|optim|comm|run|validate|cpu|cuda)/|^#include "(ops|module)\.h"' $(sources 'trainers/*'); then
         echo "^ trainers/ includes internal headers of lib/"
         bad=1
     fi
-    if grep -nE '^#include "cpu/' $(sources 'lib/*'); then
+    if grep -nE '^#include "(cpu/|cuda/|(check|check_args)\.h")' $(sources 'lib/*'); then
         echo "^ lib/ includes internal headers of kernels/"
         bad=1
     fi
