@@ -117,49 +117,51 @@ static const char *find_scale_option(const scale_arguments *given)
                                                       : NULL;
 }
 
+typedef struct plan_arguments {
+    const char *config;
+    args_list overrides;
+    bool json;
+    int64_t tokens;
+    scale_arguments scale;
+} plan_arguments;
+
 /* What was given goes together, so nothing of it is without effect. */
-static bool fits(const char *config, const scale_arguments *given, int64_t tokens, const args_list *overrides,
-                 bool json)
+static bool fits(const plan_arguments *given)
 {
-    const char *option = find_scale_option(given);
-    const int64_t world_size = given->options.world_size;
+    const char *config = given->config, *option = find_scale_option(&given->scale);
+    const int64_t world_size = given->scale.options.world_size;
     if (config && option)
         return program_usage("--%s is about the official sizes and takes no CONFIG; --set has the keys of one", option),
                false;
     if (option && !world_size) return program_usage("--%s needs --world-size", option), false;
-    if (!config && overrides->count > 0) return program_usage("--set needs a CONFIG"), false;
-    if (json && tokens) return program_usage("--tokens prints a table; it has no --json"), false;
-    if (!config && world_size > 1 && given->bandwidth == 0)
+    if (!config && given->overrides.count > 0) return program_usage("--set needs a CONFIG"), false;
+    if (given->json && given->tokens) return program_usage("--tokens prints a table; it has no --json"), false;
+    if (!config && world_size > 1 && given->scale.bandwidth == 0)
         return program_usage("--world-size %lld needs --bandwidth", (long long)world_size), false;
-    if (!config && !world_size && !tokens)
+    if (!config && !world_size && !given->tokens)
         return program_usage("mtp plan needs CONFIG, --tokens or --world-size"), false;
     return true;
 }
 
-int command_plan(int argc, char **argv)
+static bool parse(int argc, char **argv, plan_arguments *given, int *exit_code)
 {
-    const char *config = NULL;
-    args_list overrides = {0};
-    bool json = false;
-    int64_t tokens = 0;
-    scale_arguments scale = {.bandwidth = 0};
     const args_positional positionals[] = {
         {.name = "CONFIG",
-         .target = &config,
+         .target = &given->config,
          .help = "The TOML file that mtp train takes. May be left out with --tokens or --world-size.",
          .optional = true},
     };
     const args_option options[] = {
         {.name = "tokens",
          .kind = ARGS_INT,
-         .target = &tokens,
+         .target = &given->tokens,
          .value = "N",
          .min = 1,
          .max = 1e15,
          .help = "Print the disk that a packed store of N tokens takes, for each official verifier."},
         {.name = "world-size",
          .kind = ARGS_INT,
-         .target = &scale.options.world_size,
+         .target = &given->scale.options.world_size,
          .value = "N",
          .min = 1,
          .max = 1e6,
@@ -168,7 +170,7 @@ int command_plan(int argc, char **argv)
                  "memory and data rate of a rank."},
         {.name = "bandwidth",
          .kind = ARGS_REAL,
-         .target = &scale.bandwidth,
+         .target = &given->scale.bandwidth,
          .value = "GB/S",
          .min = 1e-3,
          .max = 1e6,
@@ -176,54 +178,54 @@ int command_plan(int argc, char **argv)
                  "more than one."},
         {.name = "matrix-rate",
          .kind = ARGS_REAL,
-         .target = &scale.matrix_rate,
+         .target = &given->scale.matrix_rate,
          .value = "TFLOP/S",
          .min = 1e-3,
          .max = 1e6,
          .help = "With --world-size: bf16 products of one GPU; default 790, an H200."},
         {.name = "memory-rate",
          .kind = ARGS_REAL,
-         .target = &scale.memory_rate,
+         .target = &given->scale.memory_rate,
          .value = "GB/S",
          .min = 1e-3,
          .max = 1e6,
          .help = "With --world-size: memory of one GPU; default 4300."},
         {.name = "positions",
          .kind = ARGS_INT,
-         .target = &scale.options.positions,
+         .target = &given->scale.options.positions,
          .value = "N",
          .min = 1,
          .max = 1e12,
          .help = "With --world-size: supervised positions of one rank in a step; default 16384."},
         {.name = "length",
          .kind = ARGS_INT,
-         .target = &scale.options.length,
+         .target = &given->scale.options.length,
          .value = "N",
          .min = 1,
          .max = 1e9,
          .help = "With --world-size: tokens of a document; default 4096."},
         {.name = "zero-stage",
          .kind = ARGS_INT,
-         .target = &scale.options.zero_stage,
+         .target = &given->scale.options.zero_stage,
          .value = "0|1",
          .min = 0,
          .max = 1,
          .help = "With --world-size: 1 for sharded moments (zero_stage of a configuration); default 0."},
         {.name = "num-speculative-steps",
          .kind = ARGS_INT,
-         .target = &scale.options.num_speculative_steps,
+         .target = &given->scale.options.num_speculative_steps,
          .value = "K",
          .min = 1,
          .max = 64,
          .help = "With --world-size: draft steps that are trained; default 3."},
         {.name = "set",
          .kind = ARGS_LIST,
-         .target = &overrides,
+         .target = &given->overrides,
          .value = "KEY=VALUE",
          .help = "Override a key of the file; may be given many times."},
         {.name = "json",
          .kind = ARGS_FLAG,
-         .target = &json,
+         .target = &given->json,
          .help = "Print one JSON object, with bytes in place of MiB."},
     };
     const args_spec spec = {.command = "mtp plan",
@@ -234,19 +236,26 @@ int command_plan(int argc, char **argv)
                             .num_positionals = 1,
                             .options = options,
                             .num_options = sizeof options / sizeof *options};
+    return args_parse(&spec, argc, argv, exit_code);
+}
+
+int command_plan(int argc, char **argv)
+{
+    plan_arguments given = {.config = NULL};
     int exit_code = 0;
-    if (args_parse(&spec, argc, argv, &exit_code)) {
-        const int64_t world_size = scale.options.world_size;
-        if (!fits(config, &scale, tokens, &overrides, json)) {
+    if (parse(argc, argv, &given, &exit_code)) {
+        const int64_t world_size = given.scale.options.world_size;
+        if (!fits(&given)) {
             exit_code = 2;
         } else {
-            if (tokens) print_disk(tokens);
-            if (config)
-                exit_code = program_finish(plan(config, &overrides, world_size ? world_size : 1, json));
+            if (given.tokens) print_disk(given.tokens);
+            if (given.config)
+                exit_code =
+                    program_finish(plan(given.config, &given.overrides, world_size ? world_size : 1, given.json));
             else if (world_size)
-                exit_code = program_finish(plan_scale(&scale, json));
+                exit_code = program_finish(plan_scale(&given.scale, given.json));
         }
     }
-    args_list_free(&overrides);
+    args_list_free(&given.overrides);
     return exit_code;
 }
