@@ -24,7 +24,8 @@ mtp_status mtp__resume_record(const mtp_train_config *config, mtp__manifest *man
     return MTP_OK;
 }
 
-/* A line "key: <then> then, <now> now" for a field that differs. */
+/* A line "key: <then> then, <now> now" for a field that differs. A checkpoint from before there was such a key fits the
+ * default, which nobody set to something else now. */
 static void compare(const mtp_train_config *config, const mtp__field *field, const mtp__manifest *manifest,
                     mtp__text *differences)
 {
@@ -32,7 +33,8 @@ static void compare(const mtp_train_config *config, const mtp__field *field, con
     mtp__text_add(&key, "%s.%s", field->section, field->key);
     mtp__config_value(&value, config, field);
     const char *then = mtp__manifest_setting(manifest, mtp__text_get(&key));
-    if (!then || strcmp(then, mtp__text_get(&value)) != 0)
+    const bool comparable = then || config->places->origin[mtp__config_find(field->key)];
+    if (comparable && (!then || strcmp(then, mtp__text_get(&value)) != 0))
         mtp__text_add(differences, "\n  %s: %s then, %s now", mtp__text_get(&key), then ? then : "not known",
                       mtp__text_get(&value));
     if (key.failed || value.failed) differences->failed = true;

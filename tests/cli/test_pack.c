@@ -210,6 +210,38 @@ static void kill_and_go_on(void **state)
     mtp_verifier_close(verifier);
 }
 
+/* SIGTERM ends it in good order: exit code 130, what to do next, no owner left. */
+static void stop_and_go_on(void **state)
+{
+    (void)state;
+    enum { MOMENTS = 8 };
+    const char *whole = test_path("%s/store", test_dir());
+    int stopped = 0;
+    double takes = now();
+    test_run run = test_execute(command(whole));
+    takes = now() - takes;
+    assert_int_equal(run.exit_code, 0);
+    test_run_free(&run);
+    for (int i = 1; i < MOMENTS; i++) {
+        const char *out = test_path("%s/store", test_dir());
+        const pid_t pid = start(out);
+        int status;
+        assert_true(pid > 0);
+        usleep((useconds_t)(takes * 1e6 * i / MOMENTS));
+        kill(pid, SIGTERM);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        if (WIFSIGNALED(status)) continue; /* before it listens */
+        assert_true(WEXITSTATUS(status) == 130 || WEXITSTATUS(status) == 0);
+        stopped += WEXITSTATUS(status) == 130;
+        assert_false(mtp__file_exists(test_path("%s/packing.lock", out)));
+        run = test_execute(command(out));
+        assert_int_equal(run.exit_code, 0);
+        test_run_free(&run);
+        test_same_directory(whole, out);
+    }
+    assert_true(stopped > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -218,6 +250,7 @@ int main(void)
         cmocka_unit_test(smaller_forms_accept_the_same),
         cmocka_unit_test(wrong_use),
         cmocka_unit_test(kill_and_go_on),
+        cmocka_unit_test(stop_and_go_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 
 #include "mtp/train.h"
 #include "run/config.h"
+#include "run/resume.h"
 
 static const char *const drafter = MTP_TEST_DATA "/sample/drafter_init";
 static const char *const dense = MTP_TEST_DATA "/sample/drafter_init_dense";
@@ -275,9 +276,35 @@ static void fields_are_unique(void **state)
     }
 }
 
+/* A checkpoint from before there was a key resumes with the key's default, and with nothing else. */
+static void test_resume_over_a_new_key(void **state)
+{
+    (void)state;
+    mtp_train_config *config = load(minimal(drafter)), *changed = NULL;
+    const char *override = "step_weight_beta=0.9";
+    const mtp__resume_facts facts = {.world_size = 1, .schedule = {.max_steps = 20}};
+    mtp__manifest *manifest = calloc(1, sizeof *manifest);
+    *manifest = (mtp__manifest){.directory = strdup("old"), .world_size = 1, .step = 5, .total_steps = 20};
+    assert_ok(mtp__resume_record(config, manifest));
+    bool dropped = false;
+    for (int64_t i = 0; i < manifest->num_settings; i++) {
+        if (strcmp(manifest->settings[i].key, "loss.step_weight_beta") != 0) continue;
+        strcpy(manifest->settings[i].key, "gone");
+        dropped = true;
+    }
+    assert_true(dropped);
+    assert_ok(mtp__resume_check(config, &facts, manifest));
+    assert_ok(mtp_train_config_load(write_config(minimal(drafter)), &override, 1, &changed));
+    assert_fails(mtp__resume_check(changed, &facts, manifest), MTP_E_CONFIG, "loss.step_weight_beta: not known then");
+    mtp__manifest_free(manifest);
+    mtp_train_config_free(changed);
+    mtp_train_config_free(config);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_resume_over_a_new_key),
         cmocka_unit_test(defaults),
         cmocka_unit_test(names_stand_for_their_enumerations),
         cmocka_unit_test(head_follows_the_drafter),

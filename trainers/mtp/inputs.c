@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "program.h"
@@ -124,11 +125,23 @@ void inputs_print_evidence(const mtp_check_evidence *evidence)
     printf("%-11s %s: %s\n", evidence->possible ? "tested" : "not tested", evidence->test, evidence->note);
 }
 
+enum { SECONDS_A_LINE = 10 };
+
 bool inputs_progress(void *user, int64_t done, int64_t total)
 {
+    static time_t last; /* when a line was printed, or work began */
     (void)user;
-    if (isatty(STDERR_FILENO)) fprintf(stderr, "\r%lld of %lld samples", (long long)done, (long long)total);
-    return true;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (isatty(STDERR_FILENO)) {
+        fprintf(stderr, "\r%lld of %lld samples", (long long)done, (long long)total);
+    } else if (last == 0) {
+        last = now.tv_sec;
+    } else if (now.tv_sec - last >= SECONDS_A_LINE) {
+        last = now.tv_sec;
+        fprintf(stderr, "mtp: %lld of %lld samples\n", (long long)done, (long long)total);
+    }
+    return !program_stop_requested();
 }
 
 void inputs_progress_end(void)

@@ -47,7 +47,8 @@ mtp_status inputs_check_drafter(const char *directory, const mtp_verifier *verif
 /* One line: a test that rests on the verifier, and whether it could be made. */
 void inputs_print_evidence(const mtp_check_evidence *evidence);
 
-/* A progress callback of evaluations and tests: a line on stderr, rewritten in place, when that is a terminal. */
+/* A progress callback of evaluations, tests and packing: a line on stderr, rewritten in place when that is a terminal,
+ * else a new one now and then. False when a signal asked for an end (program_catch_signals). */
 bool inputs_progress(void *user, int64_t done, int64_t total);
 /* Take that line away. */
 void inputs_progress_end(void);

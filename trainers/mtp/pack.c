@@ -98,7 +98,7 @@ static bool parse(int argc, char **argv, pack_options *options, int *exit_code)
             "byte.\n"
             "\n"
             "Exit codes: 0 when the store is whole, 3 when too many samples are bad, the drafter does not fit, or\n"
-            "--verify found damage.\n"};
+            "--verify found damage, 130 when it was interrupted.\n"};
     return args_parse(&spec, argc, argv, exit_code);
 }
 
@@ -179,6 +179,7 @@ static mtp_status pack_inputs(const pack_options *options, const mtp_verifier *v
                              .check = &check,
                              .logger = program_logger(),
                              .progress = inputs_progress};
+    program_catch_signals();
     mtp_status status = mtp_context_create(&device, &tests.context);
     if (options->teacher) pack.teacher = tests.context;
     if (status == MTP_OK) status = mtp_pack(options->out, &pack, summary);

@@ -1,9 +1,11 @@
 #include "program.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Names that come from files may hold anything: control characters but the newline are shown as '?', so that no file
  * steers the terminal. */
@@ -34,9 +36,8 @@ int program_usage(const char *format, ...)
 
 static void write_line(void *user, mtp_log_level level, const char *line)
 {
-    static const char *const prefixes[] = {"mtp: debug: ", "mtp: ", "mtp: warning: ", "mtp: error: "};
     (void)user;
-    print_line(prefixes[level], line);
+    print_line(level >= MTP_LOG_WARNING ? "mtp: warning: " : "mtp: ", line);
 }
 
 const mtp_logger *program_logger(void)
@@ -51,4 +52,27 @@ int program_flush(int exit_code)
     if (fflush(stdout) == 0 && !ferror(stdout)) return exit_code;
     fprintf(stderr, "mtp: error: standard output could not be written: %s\n", errno ? strerror(errno) : "write error");
     return exit_code ? exit_code : 1;
+}
+
+static volatile sig_atomic_t stop_requested;
+
+static void on_signal(int number)
+{
+    (void)number;
+    if (stop_requested) _exit(130);
+    stop_requested = 1;
+}
+
+void program_catch_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGHUP, &action, NULL); /* a terminal that closes loses no work */
+}
+
+bool program_stop_requested(void)
+{
+    return stop_requested != 0;
 }

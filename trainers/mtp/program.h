@@ -2,6 +2,8 @@
 #ifndef MTP_TRAINERS_PROGRAM_H
 #define MTP_TRAINERS_PROGRAM_H
 
+#include <stdbool.h>
+
 #include "mtp/log.h"
 #include "mtp/status.h"
 
@@ -21,5 +23,9 @@ const mtp_logger *program_logger(void);
 /* Flush stdout; results that could not be written (a full disk, a closed pipe) turn exit code 0 into 1, with a message.
  */
 int program_flush(int exit_code);
+/* From here on the first SIGINT, SIGTERM or SIGHUP asks for an orderly end, the second ends the program at once with
+ * 130. */
+void program_catch_signals(void);
+bool program_stop_requested(void);
 
 #endif

@@ -10,26 +10,12 @@
 #include "mtp/train.h"
 #include "program.h"
 
-static volatile sig_atomic_t stop_requested;
-
-/* The first signal asks for an orderly end, the second takes none. */
-static void on_signal(int number)
-{
-    (void)number;
-    if (stop_requested) _exit(130);
-    stop_requested = 1;
-}
-
 /* A reader of our progress that has gone (`| head`) ends nothing: the run goes on without it. */
 static void catch_signals(void)
 {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is a failed write, as a full disk is */
-    struct sigaction action = {.sa_handler = on_signal};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGHUP, &action, NULL); /* a terminal that closes loses no steps */
+    program_catch_signals();
 }
 
 /* ---- other ranks that are lost ------------------------------------------------------------------------------------
@@ -62,7 +48,7 @@ static void ranks_failed(void *user, const char *message)
 static bool stop(void *user)
 {
     (void)user;
-    return stop_requested != 0;
+    return program_stop_requested();
 }
 
 /* On a terminal the line of the running step is rewritten in place; lines that stay, and messages, end it first. */
