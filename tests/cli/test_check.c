@@ -45,6 +45,22 @@ static void samples_are_read_whole(void **state)
     test_run_free(&run);
 }
 
+/* What the library says goes to stderr, and a warning is marked as one: a line for a file that is not there. */
+static void warnings_are_marked(void **state)
+{
+    (void)state;
+    static const char line[] = "{\"file\": \"gone.safetensors\", \"prompt_len\": 3}\n";
+    const char *directory = test_path("%s", test_dir());
+    test_copy(SAMPLE "/eval/sample_0100.safetensors", test_path("%s/sample_0100.safetensors", directory));
+    test_write(test_path("%s/more.jsonl", directory), line, sizeof line - 1);
+    test_run run = test_mtp("check", directory, "--verifier", SAMPLE "/verifier", "--structure-only");
+    assert_int_equal(run.exit_code, 0);
+    assert_non_null(strstr(run.err, "mtp: warning: "));
+    assert_non_null(strstr(run.err, "gone.safetensors is not there"));
+    assert_non_null(strstr(run.err, "mtp: data: 1 samples, "));
+    test_run_free(&run);
+}
+
 /* Two samples, the second cut short. */
 static void bad_samples_are_named(void **state)
 {
@@ -150,6 +166,7 @@ int main(void)
         cmocka_unit_test(leak_report),
         cmocka_unit_test(one_sample_has_no_other_document),
         cmocka_unit_test(samples_are_read_whole),
+        cmocka_unit_test(warnings_are_marked),
         cmocka_unit_test(bad_samples_are_named),
         cmocka_unit_test(bad_sample_with_a_sidecar),
         cmocka_unit_test(report_as_json),
