@@ -32,6 +32,17 @@ static mtp_status choose_sizes(const mtp_verifier_config *verifier, const mtp_in
     if (geometry->centroid_intermediate_top_k && !chosen->centroids)
         return MTP_FAIL(MTP_E_CONFIG, "centroid_intermediate_top_k needs num_centroids: a dense head has none");
     chosen->top_k = otherwise(geometry->centroid_intermediate_top_k, 32);
+    if (chosen->centroids && verifier->vocab_size % chosen->centroids != 0)
+        return MTP_FAIL(
+            MTP_E_CONFIG,
+            "num_centroids %lld does not divide the vocabulary of %lld: every centroid owns the same number "
+            "of tokens",
+            (long long)chosen->centroids, (long long)verifier->vocab_size);
+    if (chosen->centroids && chosen->top_k > chosen->centroids)
+        return MTP_FAIL(MTP_E_CONFIG,
+                        "centroid_intermediate_top_k %lld is above num_centroids %lld (default 32; mtp init "
+                        "--centroid-top-k)",
+                        (long long)chosen->top_k, (long long)chosen->centroids);
     return MTP_OK;
 }
 

@@ -43,8 +43,8 @@ static const mtp__field fields[] = {
     {KEY("data", sources, SOURCES), .value = "[]", RANGE(1e-6, 1e6), FREE,
      .help = "In place of train_data: several of them mixed. A source's share of the tokens of an epoch is its weight over "
              "the sum of the weights; an epoch has as many tokens as all sources together, small ones are repeated and of "
-             "large ones every epoch takes the next part. May be written as [[data.sources]] tables, or as [[data]] ones "
-             "in a file without a table [data]. [{ path = \"data/chat\", weight = 3 }, { path = \"data/code\" }]: three "
+             "large ones every epoch takes the next part. May be written as [[data.sources]] tables, behind the last key "
+             "of [data], or as [[data]] ones in a file without a table [data], whose other keys --set gives then. [{ path = \"data/chat\", weight = 3 }, { path = \"data/code\" }]: three "
              "quarters are chat. A weight that is left out is 1."},
     {KEY("data", eval_data, STRINGS), .value = "[]", FREE,
      .help = "The same to measure acceptance and loss on; []: no evaluation."},
@@ -145,7 +145,7 @@ static const mtp__field fields[] = {
              "checkpoints/, and the trained drafter in export/."},
     {KEY("output", resume, STRING), .value = "\"never\"", FREE,
      .help = "\"never\": refuse an output_dir that holds a run. \"auto\": go on from its newest good checkpoint, or "
-             "start when it has none. Otherwise the checkpoint directory to go on from."},
+             "start when it has no checkpoint at all. Otherwise the checkpoint directory to go on from."},
     {KEY("output", logging_steps, INT), .value = "10", RANGE(1, LARGE), FREE,
      .help = "Write metrics after every so many updates."},
     {KEY("output", save_steps, INT), .value = "500", RANGE(0, LARGE), FREE,

@@ -197,8 +197,10 @@ static mtp_status plan_length(mtp__trainer *t)
     }
     if (c->num_train_epochs > 0) steps = t->begin.step + (t->batches_left + global - 1) / global;
     if (c->warmup_steps > steps)
-        return mtp__config_fail(c, "warmup_steps", "%lld is more than the %lld steps of the run",
-                                (long long)c->warmup_steps, (long long)steps);
+        return mtp__config_fail(
+            c, "warmup_steps",
+            "%lld is more than the %lld steps of the run; set a smaller one, or more epochs or steps",
+            (long long)c->warmup_steps, (long long)steps);
     t->schedule = (mtp__schedule){.type = (mtp_lr_scheduler)c->lr_scheduler_type,
                                   .learning_rate = c->learning_rate,
                                   .min_lr_ratio = c->min_lr_ratio,

@@ -32,7 +32,9 @@ static void test_refused(void **state)
     test_expect(test_mtp("init", "--output", output), 2, "", "--verifier");
     test_expect(test_mtp("init", "--verifier", VERIFIER, "--output", output, "--hiden-size", "3"), 2, "",
                 "--hidden-size");
-    test_expect(test_mtp("init", "--verifier", VERIFIER, "--output", output, "--num-centroids", "33"), 3, "", "divide");
+    test_expect(test_mtp("init", "--verifier", VERIFIER, "--output", output, "--num-centroids", "33"), 2, "", "divide");
+    test_expect(test_mtp("init", "--verifier", VERIFIER, "--output", output, "--num-centroids", "16"), 2, "",
+                "--centroid-top-k");
     test_expect(test_mtp("init", "--verifier", SAMPLE "train", "--output", output), 3, "", "config.json");
     test_expect(test_mtp("init", "--verifier", VERIFIER, "--output", SAMPLE "drafter_init"), 2, "", "exists");
     test_expect(test_mtp("init", "--help"), 0, "usage", "");

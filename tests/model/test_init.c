@@ -330,7 +330,7 @@ static void test_from_sizes(void **state)
     assert_ok(mtp_init(context, &options, NULL));
     check_values(output);
     options.geometry.num_centroids = 33;
-    assert_fails(mtp_init(context, &options, NULL), MTP_E_DATA, "does not divide vocab_size");
+    assert_fails(mtp_init(context, &options, NULL), MTP_E_CONFIG, "does not divide the vocabulary");
     options.geometry.num_centroids = 0;
     assert_fails(mtp_init(context, &options, NULL), MTP_E_CONFIG, "needs num_centroids");
     options.config = SAMPLE "drafter_init/config.json";

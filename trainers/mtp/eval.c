@@ -28,7 +28,7 @@ static bool parse(int argc, char **argv, eval_options *options, int *exit_code)
          .kind = ARGS_LISTS,
          .target = &options->inputs.data,
          .value = "DIR",
-         .help = "Directories with samples, or single sample files.",
+         .help = "Directories with samples, stores of mtp pack, or single files of either.",
          .required = true},
         {.name = "num-speculative-steps",
          .kind = ARGS_INT,
