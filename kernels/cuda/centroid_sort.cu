@@ -9,7 +9,7 @@ namespace mtp
 namespace
 {
 
-enum { THREADS = 256, SCAN_THREADS = 1024 };
+enum { THREADS = 256, SCAN_THREADS = 512 };
 
 /* order and slot_of are inverse to each other: no token has two centroids, so no two blocks write its gradient. */
 __global__ void __launch_bounds__(THREADS, 4) check_order(grouped g)
