@@ -1,7 +1,7 @@
 #!/bin/bash
-# Each libFuzzer target over its corpus, then for MTP_FUZZ_SECONDS (15) on new inputs, which stay in build-fuzz/.
+# Each libFuzzer target over its corpus, then for MTP_FUZZ_SECONDS (10) on new inputs, which stay in build-fuzz/.
 source "$(dirname "$0")/lib.sh" fuzz
-seconds=${MTP_FUZZ_SECONDS:-15}
+seconds=${MTP_FUZZ_SECONDS:-10}
 build()
 {
     bash .ci/deps.sh build check && cmake --preset fuzz -DMTP_WERROR=ON && cmake --build --preset fuzz -j "$jobs"
