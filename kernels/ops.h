@@ -321,13 +321,13 @@ typedef struct mtp_group_ops {
     mtp_status (*mark)(mtp_device_group *group, void **mark);
     void (*mark_free)(mtp_device_group *group, void *mark); /* accepts NULL */
     /* Begin when the device has passed `mark` (NULL: now), return when the result is there; MTP_E_BACKEND when that
-     * takes longer than `seconds`, another device failed, or the group was aborted: then it is of no more use. From one
-     * thread at a time. `sum`: F32 or BF16, in place; the order of the additions is the library's, the same for the
+     * takes longer than `seconds`, another device failed, or the group was cancelled: then it is of no more use. From
+     * one thread at a time. `sum`: F32 or BF16, in place; the order of the additions is the library's, the same for the
      * same devices and count. */
     mtp_status (*sum)(mtp_device_group *group, void *mark, void *memory, size_t count, mtp_dtype dtype, double seconds);
     mtp_status (*broadcast)(mtp_device_group *group, void *mark, void *memory, size_t bytes, int root, double seconds);
     /* Let an operation that is at work fail. From any thread; not a function of all. */
-    void (*abort)(mtp_device_group *group);
+    void (*cancel)(mtp_device_group *group);
     void (*close)(mtp_device_group *group); /* accepts NULL */
 } mtp_group_ops;
 

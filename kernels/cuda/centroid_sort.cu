@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(THREADS, 4) name_centroids(grouped g)
     if (!found && own >= 0) atomicAdd(&count[own], 1);
 }
 
-/* Counts of the parts into places within the centroid; begin[c] holds the centroid's number of pairs for now. */
+/* Counts of the parts into places within the centroid. begin[c] becomes the centroid's number of pairs, of which
+ * scan_centroids makes its first pair. */
 __global__ void __launch_bounds__(THREADS, 4) scan_parts(grouped g)
 {
     const int c = (int)(blockIdx.x * THREADS + threadIdx.x);

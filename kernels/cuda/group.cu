@@ -75,8 +75,8 @@ struct mtp_device_group {
     nccl_comm *comm;
     cudaStream_t stream;
     cudaEvent_t done;
-    std::mutex lock; /* of `comm` and `aborted`: abort comes from another thread */
-    bool aborted;
+    std::mutex lock; /* of `comm` and `cancelled`: cancel comes from another thread */
+    bool cancelled;
 };
 
 namespace
@@ -98,11 +98,11 @@ mtp_status group_make_id(uint8_t id[MTP_GROUP_ID])
     return MTP_OK;
 }
 
-void group_abort(mtp_device_group *group)
+void group_cancel(mtp_device_group *group)
 {
     const std::lock_guard<std::mutex> hold(group->lock);
-    if (group->aborted) return;
-    group->aborted = true;
+    if (group->cancelled) return;
+    group->cancelled = true;
     if (group->comm) group->nccl.comm_abort(group->comm);
     group->comm = NULL;
 }
@@ -181,7 +181,7 @@ mtp_status wait_done(mtp_device_group *group, const char *what, double seconds)
         if (state != cudaErrorNotReady) MTP_CUDA_TRY(what, state);
         {
             const std::lock_guard<std::mutex> hold(group->lock);
-            if (group->aborted) return MTP_FAIL(MTP_E_BACKEND, "%s: ended, since another rank is lost", what);
+            if (group->cancelled) return MTP_FAIL(MTP_E_BACKEND, "%s: ended, since another rank is lost", what);
             const int result = group->nccl.comm_get_async_error(group->comm, &error);
             if (result != NCCL_SUCCESS) error = result;
         }
@@ -200,12 +200,12 @@ mtp_status perform(mtp_device_group *group, void *mark, const char *what, double
     if (mark) MTP_CUDA_TRY(what, cudaStreamWaitEvent(group->stream, static_cast<cudaEvent_t>(mark), 0));
     {
         const std::lock_guard<std::mutex> hold(group->lock);
-        if (group->aborted) return MTP_FAIL(MTP_E_BACKEND, "%s: ended, since another rank is lost", what);
+        if (group->cancelled) return MTP_FAIL(MTP_E_BACKEND, "%s: ended, since another rank is lost", what);
         const int result = call(group->comm);
         if (result != NCCL_SUCCESS) return nccl_failed(&group->nccl, result, what);
     }
     const mtp_status status = wait_done(group, what, seconds);
-    if (status != MTP_OK) group_abort(group); /* nobody knows what the others have done of it */
+    if (status != MTP_OK) group_cancel(group); /* nobody knows what the others have done of it */
     return status;
 }
 
@@ -228,5 +228,5 @@ mtp_status group_broadcast(mtp_device_group *group, void *mark, void *memory, si
 
 } // namespace
 
-const mtp_group_ops mtp__cuda_group = {group_make_id, group_open,      group_mark,  group_mark_free,
-                                       group_sum,     group_broadcast, group_abort, group_close};
+const mtp_group_ops mtp__cuda_group = {group_make_id, group_open,      group_mark,   group_mark_free,
+                                       group_sum,     group_broadcast, group_cancel, group_close};

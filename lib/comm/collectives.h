@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* Every function but abort is called from one thread at a time and blocks until this rank's part is done. Sizes are >
+/* Every function but cancel is called from one thread at a time and blocks until this rank's part is done. Sizes are >
  * 0. */
 typedef struct mtp__collectives {
     mtp_status (*all_reduce)(void *self, void *data, size_t count, mtp_dtype dtype, mtp_reduce reduce);
@@ -24,7 +24,7 @@ typedef struct mtp__collectives {
     mtp_status (*mark)(void *self, void **mark);
     void (*use_mark)(void *self, void *mark);
     /* From any thread: let an operation that is at work fail soon, and those that follow at once. */
-    void (*abort)(void *self);
+    void (*cancel)(void *self);
     void (*free)(void *self);
     void *self;
 } mtp__collectives;

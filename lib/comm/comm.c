@@ -92,11 +92,11 @@ static void note_loss(void *user, const char *message)
 {
     mtp_comm *comm = user;
     set_failure(comm, MTP_E_BACKEND, message);
-    comm->backend.abort(comm->backend.self);
+    comm->backend.cancel(comm->backend.self);
     pthread_mutex_lock(&comm->lock);
     if (comm->device) {
         set_failure(comm->device, MTP_E_BACKEND, message);
-        comm->device->backend.abort(comm->device->backend.self);
+        comm->device->backend.cancel(comm->device->backend.self);
     }
     pthread_mutex_unlock(&comm->lock);
 }

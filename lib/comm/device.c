@@ -50,10 +50,10 @@ static void use_mark(void *self, void *made)
     all->mark = made;
 }
 
-static void abort_all(void *self)
+static void cancel_all(void *self)
 {
     devices *all = self;
-    all->ops->abort(all->group);
+    all->ops->cancel(all->group);
 }
 
 static void free_all(void *self)
@@ -102,7 +102,7 @@ mtp_status mtp__devices_create(mtp_comm *ranks, mtp_context *context, double sec
                                .barrier = barrier,
                                .mark = mark,
                                .use_mark = use_mark,
-                               .abort = abort_all,
+                               .cancel = cancel_all,
                                .free = free_all,
                                .self = all};
     return MTP_OK;

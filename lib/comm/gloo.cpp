@@ -239,7 +239,7 @@ mtp_status barrier(void *opaque)
     });
 }
 
-void abort_all(void *opaque)
+void cancel_all(void *opaque)
 {
     gloo_self *self = static_cast<gloo_self *>(opaque);
     const no_broken_pipe held;
@@ -270,8 +270,8 @@ mtp_status mtp__gloo_create(const mtp_comm_place *place, mtp_store *store, const
         self->context = std::make_shared<gloo::rendezvous::Context>(place->rank, place->world_size);
         self->context->setTimeout(timeout);
         self->context->connectFullMesh(meeting, device);
-        *made = mtp__collectives{all_reduce, broadcast, all_gather, barrier,   nullptr,
-                                 nullptr,    abort_all, free_self,  self.get()};
+        *made = mtp__collectives{all_reduce, broadcast,  all_gather, barrier,   nullptr,
+                                 nullptr,    cancel_all, free_self,  self.get()};
         self.release();
     });
 }
