@@ -4,6 +4,30 @@
 
 #include "check.h"
 
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+/* Two views of one shape, of any rank. */
+static mtp_status check_pair(const char *op, const char *from_name, const mtp_view *from, const char *to_name,
+                             const mtp_view *to, int dtype)
+{
+    static const int64_t any[MTP_MAX_RANK] = {-1, -1, -1, -1, -1};
+    if (from->rank < 1 || from->rank > MTP_MAX_RANK)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s has %d axes; it must have 1 to %d", op, from_name, (int)from->rank,
+                        (int)MTP_MAX_RANK);
+    MTP_TRY(mtp__check_view(op, from_name, from, dtype, from->rank, any));
+    return mtp__check_view(op, to_name, to, dtype, from->rank, from->shape);
+}
+
+mtp_status mtp__check_convert(const char *op, const mtp_convert_args *a)
+{
+    return check_pair(op, "src", &a->src, "dst", &a->dst, MTP__REAL);
+}
+
+mtp_status mtp__check_axpy(const char *op, const mtp_axpy_args *a)
+{
+    return check_pair(op, "x", &a->x, "y", &a->y, MTP_F32);
+}
+
 /* ---- norms ------------------------------------------------------------------------------------------------------- */
 
 mtp_status mtp__check_rmsnorm_fwd(const char *op, const mtp_rmsnorm_args *a)
@@ -83,7 +107,7 @@ mtp_status mtp__check_geglu_bwd(const char *op, const mtp_geglu_args *a)
     return MTP_OK;
 }
 
-/* ---- heads over centroids ---------------------------------------------------------------------------------------- */
+/* ---- heads ------------------------------------------------------------------------------------------------------- */
 
 static mtp_status check_grouped(const char *op, const mtp_head_args *a)
 {
@@ -101,6 +125,25 @@ static mtp_status check_grouped(const char *op, const mtp_head_args *a)
     MTP__CHECK_OPTIONAL(op, loss, MTP_F32, R);
     MTP__CHECK_OPTIONAL(op, dx, MTP_F32, R, H);
     MTP__CHECK_OPTIONAL(op, de, MTP_F32, V, H);
+    if (a->dx.data || a->de.data) MTP__CHECK(op, scale, MTP_F32, R);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_head_flat(const char *op, const mtp_head_args *a)
+{
+    MTP__CHECK(op, x, MTP_F32, -1, -1);
+    const int64_t R = a->x.shape[0], H = a->x.shape[1];
+    MTP__CHECK(op, e, MTP__REAL, -1, H);
+    const int64_t V = a->e.shape[0];
+    MTP__CHECK_OPTIONAL(op, target, MTP_I32, R);
+    MTP__CHECK_OPTIONAL(op, loss, MTP_F32, R);
+    MTP__CHECK_OPTIONAL(op, argmax, MTP_I32, R);
+    MTP__CHECK_OPTIONAL(op, logits, MTP_F32, R, V);
+    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, R, H);
+    MTP__CHECK_OPTIONAL(op, de, MTP_F32, V, H);
+    if (a->miss.data) return MTP_FAIL(MTP_E_ARGUMENT, "%s: miss has no meaning here; leave it out", op);
+    if ((a->loss.data || a->dx.data || a->de.data) && !a->target.data)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: loss, dx and de need target", op);
     if (a->dx.data || a->de.data) MTP__CHECK(op, scale, MTP_F32, R);
     return MTP_OK;
 }

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "check_args.h"
 #include "cpu/cpu.h"
 
 enum { VOCAB_BLOCK = 1024, MAX_WIDTH = VOCAB_BLOCK + VOCAB_BLOCK / 2, NUM_PARTIALS = 32, SUM_BLOCK = 4096 };
@@ -131,24 +132,10 @@ static flat carve_flat(mtp__carver *carver, const mtp_device *device, const mtp_
 
 static mtp_status check_flat(const mtp_head_args *a)
 {
-    const char *op = "head_flat";
-    MTP__CHECK(op, x, MTP_F32, -1, -1);
-    const int64_t R = a->x.shape[0], H = a->x.shape[1];
-    MTP__CHECK(op, e, MTP__REAL, -1, H);
+    MTP_TRY(mtp__check_head_flat("head_flat", a));
     const int64_t V = a->e.shape[0];
-    if (V > INT32_MAX) return MTP_FAIL(MTP_E_ARGUMENT, "%s: e has %lld rows; token ids are I32", op, (long long)V);
-    MTP__CHECK_OPTIONAL(op, target, MTP_I32, R);
-    MTP__CHECK_OPTIONAL(op, loss, MTP_F32, R);
-    MTP__CHECK_OPTIONAL(op, argmax, MTP_I32, R);
-    MTP__CHECK_OPTIONAL(op, logits, MTP_F32, R, V);
-    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, R, H);
-    MTP__CHECK_OPTIONAL(op, de, MTP_F32, V, H);
-    if (a->miss.data) return MTP_FAIL(MTP_E_ARGUMENT, "%s: miss has no meaning here; leave it out", op);
-    if (a->target.data) MTP_TRY(check_ids(op, "target", &a->target, V));
-    if ((a->loss.data || a->dx.data || a->de.data) && !a->target.data)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: loss, dx and de need target", op);
-    if (a->dx.data || a->de.data) MTP__CHECK(op, scale, MTP_F32, R);
-    return MTP_OK;
+    if (V > INT32_MAX) return MTP_FAIL(MTP_E_ARGUMENT, "head_flat: e has %lld rows; token ids are I32", (long long)V);
+    return a->target.data ? check_ids("head_flat", "target", &a->target, V) : MTP_OK;
 }
 
 /* ---- the flat head: the passes over a chunk of rows -------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "check_args.h"
 #include "cpu/cpu.h"
 
 static mtp_status check_indices(const char *op, const char *name, const mtp_view *indices, int64_t limit)
@@ -107,17 +108,6 @@ static void *chunk_address(const mtp_view *view, const chunks *c, int64_t chunk)
     return (char *)view->data + offset * (int64_t)mtp_dtype_size(view->dtype);
 }
 
-static mtp_status check_pair(const char *op, const char *from_name, const mtp_view *from, const char *to_name,
-                             const mtp_view *to, int dtype)
-{
-    static const int64_t any[MTP_MAX_RANK] = {-1, -1, -1, -1, -1};
-    if (from->rank < 1 || from->rank > MTP_MAX_RANK)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s has %d axes; it must have 1 to %d", op, from_name, (int)from->rank,
-                        (int)MTP_MAX_RANK);
-    MTP_TRY(mtp__check_view(op, from_name, from, dtype, from->rank, any));
-    return mtp__check_view(op, to_name, to, dtype, from->rank, from->shape);
-}
-
 /* Between two 16-bit types through fp32, in pieces that stay in the first cache. */
 static void convert_chunk(const mtp__vec *vec, void *dst, mtp_dtype to, const void *src, mtp_dtype from, int64_t n)
 {
@@ -140,7 +130,7 @@ static void convert_chunk(const mtp__vec *vec, void *dst, mtp_dtype to, const vo
 
 mtp_status mtp__cpu_convert(mtp_device *device, const mtp_convert_args *a)
 {
-    MTP_TRY(check_pair("convert", "src", &a->src, "dst", &a->dst, MTP__REAL));
+    MTP_TRY(mtp__check_convert("convert", a));
     const chunks c = chunks_of(&a->src);
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t i = 0; i < c.total; i++)
@@ -151,7 +141,7 @@ mtp_status mtp__cpu_convert(mtp_device *device, const mtp_convert_args *a)
 
 mtp_status mtp__cpu_axpy(mtp_device *device, const mtp_axpy_args *a)
 {
-    MTP_TRY(check_pair("axpy", "x", &a->x, "y", &a->y, MTP_F32));
+    MTP_TRY(mtp__check_axpy("axpy", a));
     const chunks c = chunks_of(&a->x);
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t i = 0; i < c.total; i++) {

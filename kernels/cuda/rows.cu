@@ -138,17 +138,6 @@ __global__ void __launch_bounds__(THREADS)
     });
 }
 
-mtp_status check_pair(const char *op, const char *from_name, const mtp_view *from, const char *to_name,
-                      const mtp_view *to, int dtype)
-{
-    static const int64_t any[MTP_MAX_RANK] = {-1, -1, -1, -1, -1};
-    if (from->rank < 1 || from->rank > MTP_MAX_RANK)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s has %d axes; it must have 1 to %d", op, from_name, (int)from->rank,
-                        (int)MTP_MAX_RANK);
-    MTP_TRY(mtp__check_view(op, from_name, from, dtype, from->rank, any));
-    return mtp__check_view(op, to_name, to, dtype, from->rank, from->shape);
-}
-
 /* After both views were checked. */
 mtp_status convert(mtp_device *device, const char *op, const mtp_view &src, const mtp_view &dst)
 {
@@ -231,14 +220,14 @@ extern "C" mtp_status mtp__cuda_scatter_rows(mtp_device *device, const mtp_gathe
 
 extern "C" mtp_status mtp__cuda_convert(mtp_device *device, const mtp_convert_args *a)
 {
-    MTP_TRY(check_pair("convert", "src", &a->src, "dst", &a->dst, MTP__REAL));
+    MTP_TRY(mtp__check_convert("convert", a));
     return convert(device, "convert", a->src, a->dst);
 }
 
 extern "C" mtp_status mtp__cuda_axpy(mtp_device *device, const mtp_axpy_args *a)
 {
     const char *op = "axpy";
-    MTP_TRY(check_pair(op, "x", &a->x, "y", &a->y, MTP_F32));
+    MTP_TRY(mtp__check_axpy(op, a));
     const pair_shape shape = collapse(a->x, a->y);
     return with_pack(pack_of(shape.width, a->x, a->y), [&](auto n) -> mtp_status {
         constexpr int N = decltype(n)::value;

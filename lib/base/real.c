@@ -90,3 +90,16 @@ int64_t mtp__real_find_nonfinite(const float *x, int64_t n)
         if ((bits_of(x[i]) & 0x7f800000) == 0x7f800000) return i;
     return -1;
 }
+
+int64_t mtp__real_find_nonfinite_in(const void *data, mtp_dtype dtype, int64_t n)
+{
+    enum { CHUNK = 4096 };
+    float values[CHUNK];
+    for (int64_t first = 0; first < n; first += CHUNK) {
+        const int64_t count = n - first < CHUNK ? n - first : CHUNK;
+        mtp__real_to_f32(values, (const char *)data + (size_t)first * mtp_dtype_size(dtype), dtype, count);
+        const int64_t bad = mtp__real_find_nonfinite(values, count);
+        if (bad >= 0) return first + bad;
+    }
+    return -1;
+}

@@ -23,6 +23,8 @@ void mtp__real_from_f32(void *dst, mtp_dtype dst_dtype, const float *src, int64_
 void mtp__real_from_f8_e4m3(float *dst, const void *src, int64_t n);
 /* Index of the first NaN or infinity; -1 when there is none. */
 int64_t mtp__real_find_nonfinite(const float *x, int64_t n);
+/* The same of n numbers of a real dtype. */
+int64_t mtp__real_find_nonfinite_in(const void *data, mtp_dtype dtype, int64_t n);
 
 #ifdef __cplusplus
 }

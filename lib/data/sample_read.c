@@ -114,20 +114,9 @@ static row_bits look_at(const void *row, mtp_dtype dtype, int64_t n)
     return look_at_words(row, n, dtype == MTP_BF16 ? 0x7f80 : 0x7c00);
 }
 
-/* Index of the first NaN or Inf of a row that has one. */
-static int64_t find_nonfinite(const void *row, mtp_dtype dtype, int64_t n)
-{
-    float value;
-    for (int64_t i = 0; i < n; i++) {
-        mtp__real_to_f32(&value, (const char *)row + (size_t)i * mtp_dtype_size(dtype), dtype, 1);
-        if (mtp__real_find_nonfinite(&value, 1) == 0) return i;
-    }
-    return -1;
-}
-
 static mtp_status fail_nonfinite(const mtp__field *field, int64_t token, const void *row, mtp_dtype dtype)
 {
-    const int64_t index = find_nonfinite(row, dtype, field->heads * field->width);
+    const int64_t index = mtp__real_find_nonfinite_in(row, dtype, field->heads * field->width);
     const char *name = field->entry->name;
     if (field->heads == 1 && field->entry->rank <= 3)
         return MTP_FAIL(MTP_E_DATA, "%s: NaN or Inf at token %lld, value %lld", name, (long long)token,

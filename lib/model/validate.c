@@ -264,18 +264,12 @@ static const char *stranger_engines(const char *name)
 
 static void check_values(checker *check, const mtp_safetensors_entry *entry, const char *where)
 {
-    enum { CHUNK = 4096 };
-    float values[CHUNK];
-    for (int64_t first = 0; first < entry->count; first += CHUNK) {
-        const int64_t n = entry->count - first < CHUNK ? entry->count - first : CHUNK;
-        const char *source = (const char *)entry->data + (size_t)first * mtp_dtype_size(entry->dtype);
-        mtp__real_to_f32(values, source, entry->dtype, n);
-        const int64_t bad = mtp__real_find_nonfinite(values, n);
-        if (bad < 0) continue;
-        found(check, FATAL, where, "all", "holds %f at element %lld; export an earlier checkpoint", (double)values[bad],
-              (long long)(first + bad));
-        return;
-    }
+    const int64_t bad = mtp__real_find_nonfinite_in(entry->data, entry->dtype, entry->count);
+    if (bad < 0) return;
+    float value;
+    mtp__real_to_f32(&value, (const char *)entry->data + (size_t)bad * mtp_dtype_size(entry->dtype), entry->dtype, 1);
+    found(check, FATAL, where, "all", "holds %f at element %lld; export an earlier checkpoint", (double)value,
+          (long long)bad);
 }
 
 static void check_ordering(checker *check, const mtp_safetensors_entry *entry, const char *where)

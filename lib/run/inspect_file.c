@@ -44,28 +44,13 @@ void mtp__inspect_tensors(mtp__inspector *inspector, const mtp_safetensors *file
     mtp__fact(inspector, "metadata", metadata);
 }
 
-/* Index of the first value that is no number; -1: there is none. */
-static int64_t find_nonfinite(const mtp_safetensors_entry *entry)
-{
-    enum { CHUNK = 4096 };
-    float values[CHUNK];
-    for (int64_t first = 0; first < entry->count; first += CHUNK) {
-        const int64_t n = entry->count - first < CHUNK ? entry->count - first : CHUNK;
-        const char *source = (const char *)entry->data + (size_t)first * mtp_dtype_size(entry->dtype);
-        mtp__real_to_f32(values, source, entry->dtype, n);
-        const int64_t bad = mtp__real_find_nonfinite(values, n);
-        if (bad >= 0) return first + bad;
-    }
-    return -1;
-}
-
 void mtp__inspect_values(mtp__inspector *inspector, const mtp_safetensors *file)
 {
     int64_t looked = 0, bad = 0, others = 0;
     for (size_t i = 0; i < mtp_safetensors_count(file); i++) {
         const mtp_safetensors_entry *entry = mtp_safetensors_at(file, i);
         const bool real = mtp_dtype_is_compute(entry->dtype);
-        const int64_t index = real ? find_nonfinite(entry) : -1;
+        const int64_t index = real ? mtp__real_find_nonfinite_in(entry->data, entry->dtype, entry->count) : -1;
         looked += real;
         others += !real;
         if (index < 0) continue;

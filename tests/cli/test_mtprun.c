@@ -378,10 +378,7 @@ static void collectives(void **state)
     print_message("skipped: this build has no Gloo (MTP_GLOO=OFF)\n");
     skip();
 #endif
-    char self[4096];
-    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(length > 0);
-    self[length] = '\0';
+    const char *const self = test_self();
     test_run run = mtprun("--nproc-per-node=3", self, "add_up");
     assert_code(&run, 0);
     assert_int_equal(count_of(run.out, "sum 6\n"), 3);

@@ -3,8 +3,6 @@
  * host memory; values of one rank reach the others. */
 #include "support.h"
 
-#include <unistd.h>
-
 #include "comm/buckets.h"
 
 enum { COUNT = 1000 };
@@ -89,10 +87,7 @@ static void with_ranks(int world_size)
     print_message("skipped: this build has no Gloo (MTP_GLOO=OFF)\n");
     skip();
 #endif
-    char self[4096];
-    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(length > 0);
-    self[length] = '\0';
+    const char *const self = test_self();
     test_expect(test_execute((const char *const[]){MTP_TEST_LAUNCHER, "--nproc-per-node", test_path("%d", world_size),
                                                    self, "rank", NULL}),
                 0, "", "");

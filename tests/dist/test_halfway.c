@@ -2,8 +2,6 @@
  * and none of them waits for the time limit. */
 #include "dist.h"
 
-#include <unistd.h>
-
 #include "run/trainer.h"
 
 /* The backend with one op that fails from its `left`-th call on. */
@@ -68,11 +66,8 @@ static int be_a_rank(const char *config_path, bool in_backward)
 
 static void ends_all(const char *where)
 {
-    char self[4096];
+    const char *const self = test_self();
     dist_needs_gloo();
-    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(length > 0);
-    self[length] = '\0';
     test_run run = test_execute(
         (const char *const[]){MTP_TEST_LAUNCHER, "--nproc-per-node=3", self, "rank", dist_config(), where, NULL});
     if (run.exit_code != 0) fail_msg("exit code %d:\n%s%s", run.exit_code, run.out, run.err);

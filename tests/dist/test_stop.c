@@ -2,8 +2,6 @@
  * goes on from there is, bit for bit, the one that was never stopped. */
 #include "dist.h"
 
-#include <unistd.h>
-
 /* Asked before each step and in each evaluation: two ranks, four steps, evaluations before them and after each second.
  */
 enum { QUESTIONS = 7 };
@@ -35,10 +33,7 @@ static int be_a_rank(const char *config_path, const char *out, const char *eval_
 
 static test_run launch(const char *out, const char *eval_data, int no)
 {
-    char self[4096];
-    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(length > 0);
-    self[length] = '\0';
+    const char *const self = test_self();
     test_run run =
         test_execute((const char *const[]){MTP_TEST_LAUNCHER, "--nproc-per-node=2", self, "rank", dist_config(),
                                            test_path("output_dir=%s", out), eval_data, test_path("%d", no), NULL});

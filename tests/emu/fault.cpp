@@ -29,14 +29,19 @@ static void name_thread()
             t.y, t.z);
 }
 
-void fault_begin(const char *format, ...)
+static void begin(const char *format, va_list values)
 {
-    va_list values;
-    va_start(values, format);
     fflush(stdout);
     fprintf(stderr, "emu: ");
     name_thread();
     say(format, values);
+}
+
+void fault_begin(const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    begin(format, values);
     va_end(values);
 }
 
@@ -70,10 +75,7 @@ void kernel_fault(const char *file, int line, const char *format, ...)
 {
     va_list values;
     va_start(values, format);
-    fflush(stdout);
-    fprintf(stderr, "emu: ");
-    name_thread();
-    say(format, values);
+    begin(format, values);
     va_end(values);
     if (file) fault_line("at %s:%d", file, line);
     fault_end();

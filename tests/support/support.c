@@ -65,6 +65,14 @@ const char *test_path(const char *format, ...)
     return path;
 }
 
+const char *test_self(void)
+{
+    char self[4096];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(length > 0);
+    return test_path("%.*s", (int)length, self);
+}
+
 char *test_read(const char *path, size_t *size)
 {
     FILE *file = fopen(path, "rb");
