@@ -47,12 +47,16 @@ typedef struct mtp_embed_args {
     mtp_view y;     /* F32 [R, Hb] */
 } mtp_embed_args;
 
-/* dst[r] = src[index[r]] (gather) and dst[index[r]] (+)= src[r] (scatter; indices are distinct). */
+/* The index of a row that is not there. */
+enum { MTP_NO_ROW = -1 };
+
+/* dst[r] (+)= src[index[r]] (gather) and dst[index[r]] (+)= src[r] (scatter; indices are distinct). Where index[r] is
+ * MTP_NO_ROW a gather takes a row of zeros and a scatter passes row r over. */
 typedef struct mtp_gather_args {
-    mtp_view src;    /* gather: real [N, D]; scatter: F32 [R, D] */
-    mtp_view index;  /* I32 [R] */
-    mtp_view dst;    /* gather: F32 [R, D]; scatter: F32 [N, D] */
-    mtp_write write; /* scatter only */
+    mtp_view src;   /* gather: real [N, D]; scatter: F32 [R, D] */
+    mtp_view index; /* I32 [R] */
+    mtp_view dst;   /* gather: F32 [R, D]; scatter: F32 [N, D] */
+    mtp_write write;
 } mtp_gather_args;
 
 /* dst = src, converted; F32, BF16 (round to nearest even), F16 either way; the same shape. */

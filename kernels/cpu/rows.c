@@ -6,11 +6,12 @@
 #include "check_args.h"
 #include "cpu/cpu.h"
 
-static mtp_status check_indices(const char *op, const char *name, const mtp_view *indices, int64_t limit)
+/* `least`: 0, or MTP_NO_ROW where that is an index. */
+static mtp_status check_indices(const char *op, const char *name, const mtp_view *indices, int64_t limit, int32_t least)
 {
     for (int64_t r = 0; r < indices->shape[0]; r++) {
         const int32_t index = ((const int32_t *)indices->data)[r];
-        if (index < 0 || index >= limit)
+        if (index < least || index >= limit)
             return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s[%lld] is %d, outside [0, %lld)", op, name, (long long)r, (int)index,
                             (long long)limit);
     }
@@ -26,7 +27,7 @@ mtp_status mtp__cpu_embed_fwd(mtp_device *device, const mtp_embed_args *a)
     MTP__CHECK(op, table, MTP__REAL, -1, -1);
     MTP__CHECK(op, ids, MTP_I32, -1);
     MTP__CHECK(op, y, MTP_F32, rows, width);
-    MTP_TRY(check_indices(op, "ids", &a->ids, a->table.shape[0]));
+    MTP_TRY(check_indices(op, "ids", &a->ids, a->table.shape[0], 0));
     const mtp_dtype dtype = a->table.dtype;
     const int32_t *ids = a->ids.data;
     const float root = (float)sqrt((double)width);
@@ -42,6 +43,22 @@ mtp_status mtp__cpu_embed_fwd(mtp_device *device, const mtp_embed_args *a)
     return MTP_OK;
 }
 
+/* y += x, x of any real dtype: through fp32 in pieces that stay in the first cache. */
+static void add_row(const mtp__vec *vec, float *y, const void *x, mtp_dtype dtype, int64_t n)
+{
+    enum { piece = 1024 };
+    float values[piece];
+    if (dtype == MTP_F32) {
+        vec->axpy(y, 1.0f, x, n);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += piece) {
+        const int64_t count = n - i < piece ? n - i : piece;
+        vec->to_f32(values, (const uint16_t *)x + i, dtype, count);
+        vec->axpy(y + i, 1.0f, values, count);
+    }
+}
+
 mtp_status mtp__cpu_gather_rows(mtp_device *device, const mtp_gather_args *a)
 {
     const char *op = "gather_rows";
@@ -49,11 +66,19 @@ mtp_status mtp__cpu_gather_rows(mtp_device *device, const mtp_gather_args *a)
     MTP__CHECK(op, src, MTP__REAL, -1, -1);
     MTP__CHECK(op, index, MTP_I32, -1);
     MTP__CHECK(op, dst, MTP_F32, rows, width);
-    MTP_TRY(check_indices(op, "index", &a->index, a->src.shape[0]));
+    MTP_TRY(check_indices(op, "index", &a->index, a->src.shape[0], MTP_NO_ROW));
     const int32_t *index = a->index.data;
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
-    for (int64_t r = 0; r < rows; r++)
-        device->vec->to_f32(mtp__row(&a->dst, r), mtp__row_any(&a->src, index[r]), a->src.dtype, width);
+    for (int64_t r = 0; r < rows; r++) {
+        float *to = mtp__row(&a->dst, r);
+        if (index[r] == MTP_NO_ROW) {
+            if (a->write == MTP_OVERWRITE) memset(to, 0, (size_t)width * sizeof *to);
+        } else if (a->write == MTP_ACCUMULATE) {
+            add_row(device->vec, to, mtp__row_any(&a->src, index[r]), a->src.dtype, width);
+        } else {
+            device->vec->to_f32(to, mtp__row_any(&a->src, index[r]), a->src.dtype, width);
+        }
+    }
     return MTP_OK;
 }
 
@@ -64,10 +89,11 @@ mtp_status mtp__cpu_scatter_rows(mtp_device *device, const mtp_gather_args *a)
     MTP__CHECK(op, index, MTP_I32, -1);
     MTP__CHECK(op, src, MTP_F32, rows, -1);
     MTP__CHECK(op, dst, MTP_F32, -1, width);
-    MTP_TRY(check_indices(op, "index", &a->index, a->dst.shape[0]));
+    MTP_TRY(check_indices(op, "index", &a->index, a->dst.shape[0], MTP_NO_ROW));
     const int32_t *index = a->index.data;
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t r = 0; r < rows; r++) {
+        if (index[r] == MTP_NO_ROW) continue;
         float *to = mtp__row(&a->dst, index[r]);
         if (a->write == MTP_ACCUMULATE)
             device->vec->axpy(to, 1.0f, mtp__row(&a->src, r), width);

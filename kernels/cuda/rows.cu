@@ -40,13 +40,21 @@ __global__ void __launch_bounds__(THREADS)
 template <typename T, int N>
 __global__ void __launch_bounds__(THREADS)
     gather_kernel(float *dst, int64_t dst_stride, const T *src, int64_t src_stride, const int32_t *index, int limit,
-                  int width, fault *fault)
+                  int width, bool accumulate, fault *fault)
 {
     const int64_t r = blockIdx.x;
     const int at = index[r];
-    if (!in_range(fault, FAULT_GATHER, at, limit, (int)r)) return;
-    for (int i = (int)threadIdx.x * N; i < width; i += (int)blockDim.x * N)
-        store<N>(dst + r * dst_stride + i, load<N>(src + at * src_stride + i));
+    const bool none = at == MTP_NO_ROW;
+    if (none ? accumulate : !in_range(fault, FAULT_GATHER, at, limit, (int)r)) return;
+    for (int i = (int)threadIdx.x * N; i < width; i += (int)blockDim.x * N) {
+        pack<N> x = {};
+        if (!none) x = load<N>(src + at * src_stride + i);
+        if (accumulate) {
+            const pack<N> old = load<N>(dst + r * dst_stride + i);
+            for (int j = 0; j < N; j++) x.v[j] += old.v[j];
+        }
+        store<N>(dst + r * dst_stride + i, x);
+    }
 }
 
 template <int N>
@@ -56,7 +64,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     const int64_t r = blockIdx.x;
     const int at = index[r];
-    if (!in_range(fault, FAULT_SCATTER, at, limit, (int)r)) return;
+    if (at == MTP_NO_ROW || !in_range(fault, FAULT_SCATTER, at, limit, (int)r)) return;
     for (int i = (int)threadIdx.x * N; i < width; i += (int)blockDim.x * N) {
         pack<N> x = load<N>(src + r * src_stride + i);
         if (accumulate) {
@@ -192,10 +200,10 @@ extern "C" mtp_status mtp__cuda_gather_rows(mtp_device *device, const mtp_gather
         using T = typename decltype(tag)::type;
         return with_pack(pack_of(width, a->src, a->dst), [&](auto n) -> mtp_status {
             constexpr int N = decltype(n)::value;
-            MTP_CUDA_TRY(op,
-                         MTP_LAUNCH((gather_kernel<T, N>), (unsigned)rows, threads_of(width, N), 0, device->stream,
-                                    (float *)a->dst.data, a->dst.stride[0], (const T *)a->src.data, a->src.stride[0],
-                                    (const int32_t *)a->index.data, (int)a->src.shape[0], (int)width, device->fault));
+            MTP_CUDA_TRY(op, MTP_LAUNCH((gather_kernel<T, N>), (unsigned)rows, threads_of(width, N), 0, device->stream,
+                                        (float *)a->dst.data, a->dst.stride[0], (const T *)a->src.data,
+                                        a->src.stride[0], (const int32_t *)a->index.data, (int)a->src.shape[0],
+                                        (int)width, a->write == MTP_ACCUMULATE, device->fault));
             return MTP_OK;
         });
     });

@@ -45,8 +45,9 @@ static void ids_outside_are_refused(void **state)
     assert_fails(ops_backend()->embed_fwd(device, &a), MTP_E_ARGUMENT, "ids[2] is 10, outside [0, 10)");
     ((int32_t *)ids.view.data)[2] = -1;
     assert_fails(ops_backend()->embed_fwd(device, &a), MTP_E_ARGUMENT, "ids[2] is -1");
+    ((int32_t *)ids.view.data)[2] = MTP_NO_ROW - 1;
     const mtp_gather_args gather = {.src = table.view, .index = ids.view, .dst = y.view};
-    assert_fails(ops_backend()->gather_rows(device, &gather), MTP_E_ARGUMENT, "gather_rows: index[2] is -1");
+    assert_fails(ops_backend()->gather_rows(device, &gather), MTP_E_ARGUMENT, "gather_rows: index[2] is -2");
     const mtp_gather_args scatter = {.src = y.view, .index = ids.view, .dst = y.view};
     assert_fails(ops_backend()->scatter_rows(device, &scatter), MTP_E_ARGUMENT, "scatter_rows: index[");
     a.ids.dtype = MTP_I64;
@@ -67,7 +68,10 @@ static void rows_move(mtp_device *device)
             const ops_tensor index = ops_indices(&rng, rows, 4);
             int32_t *ids = index.view.data;
             for (int r = 0; r < rows; r++) ids[r] += 4 * r; /* distinct */
-            const mtp_gather_args gather = {.src = src.view, .index = index.view, .dst = dst.view};
+            ids[3] = ids[rows - 1] = MTP_NO_ROW;
+            const bool adds = write == MTP_ACCUMULATE;
+            const mtp_gather_args gather = {
+                .src = src.view, .index = index.view, .dst = dst.view, .write = (mtp_write)write};
             const mtp_gather_args scatter = {
                 .src = dst.view, .index = index.view, .dst = back.view, .write = (mtp_write)write};
             assert_ok(ops_backend()->gather_rows(device, &gather));
@@ -76,9 +80,12 @@ static void rows_move(mtp_device *device)
             for (int i = 0; i < count * width; i++) scattered[i] = (double)back.values[i];
             for (int r = 0; r < rows; r++)
                 for (int i = 0; i < width; i++) {
-                    const float value = src.values[ids[r] * width + i], before = back.values[ids[r] * width + i];
-                    gathered[r * width + i] = (double)value;
-                    scattered[ids[r] * width + i] = (double)(write == MTP_ACCUMULATE ? before + value : value);
+                    const float value = ids[r] == MTP_NO_ROW ? 0 : src.values[ids[r] * width + i];
+                    const float before = dst.values[r * width + i], moved = adds ? before + value : value;
+                    gathered[r * width + i] = (double)moved;
+                    if (ids[r] == MTP_NO_ROW) continue;
+                    const float old = back.values[ids[r] * width + i];
+                    scattered[ids[r] * width + i] = (double)(adds ? old + moved : moved);
                 }
             ops_expect("gathered", &dst, gathered, 0);
             ops_expect("scattered", &back, scattered, 0);
