@@ -49,8 +49,9 @@ mtp_status mtp__check_rmsnorm_bwd(const char *op, const mtp_rmsnorm_args *a)
     MTP__CHECK(op, dy, MTP_F32, rows, width);
     MTP__CHECK_OPTIONAL(op, dx, MTP_F32, rows, width);
     MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
-    if (a->dx.data && a->dx.data == a->dy.data && a->dx_write == MTP_ACCUMULATE)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: dx may be dy only when it is overwritten", op);
+    if (a->dx.data && (a->dx.data == a->dy.data || a->dx.data == a->x.data) && a->dx_write == MTP_ACCUMULATE)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: dx may be %s only when it is overwritten", op,
+                        a->dx.data == a->dy.data ? "dy" : "x");
     return MTP_OK;
 }
 

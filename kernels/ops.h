@@ -11,6 +11,9 @@
  *    Shapes that do not fit together, a NULL that is not optional, a dtype that is not taken, an index out of range
  *    where the check is cheap: MTP_E_ARGUMENT naming the op and the view. At least one row: an empty tensor never
  *    reaches an op.
+ *  - Views that the comment calls "stored" are F32, or of the dtype in which the device stores activations
+ *    (mtp_device_info.stored): factors and results of products, and the gradients of those. The residual stream and its
+ *    gradient, statistics of rows, losses and parameter gradients are F32 everywhere.
  *  - Every gradient output says MTP_OVERWRITE or MTP_ACCUMULATE; an optional output with data == NULL is not computed.
  *  - Outputs do not alias inputs unless the comment allows it.
  *  - Same inputs, same bits, with any number of threads: fixed reduction orders, no float atomics.
@@ -44,7 +47,7 @@ typedef struct mtp_scratch {
 typedef struct mtp_embed_args {
     mtp_view table; /* real [V, Hb] */
     mtp_view ids;   /* I32 [R]; an id outside [0, V) is MTP_E_ARGUMENT */
-    mtp_view y;     /* F32 [R, Hb] */
+    mtp_view y;     /* stored [R, Hb] */
 } mtp_embed_args;
 
 /* The index of a row that is not there. */
@@ -55,7 +58,7 @@ enum { MTP_NO_ROW = -1 };
 typedef struct mtp_gather_args {
     mtp_view src;   /* gather: real [N, D]; scatter: F32 [R, D] */
     mtp_view index; /* I32 [R] */
-    mtp_view dst;   /* gather: F32 [R, D]; scatter: F32 [N, D] */
+    mtp_view dst;   /* gather: stored [R, D], F32 when added to; scatter: F32 [N, D] */
     mtp_write write;
 } mtp_gather_args;
 
@@ -75,11 +78,12 @@ typedef struct mtp_axpy_args {
 
 /* ---- linear layers ------------------------------------------------------------------------------------------- */
 
-/* fwd: y[R, N]  (+)= x[R, M] w[N, M]^T      x, w real
- * dx:  dx[R, M] (+)= dy[R, N] w[N, M]       w real, dy F32
- * dw:  dw[N, M] (+)= dy[R, N]^T x[R, M]     x real, dy F32
- * w may be a column block of a wider matrix (mtp_view_cols): that is how the pre-projection takes [embedding ; state]
- * without a concatenation. The three views of one layer keep their roles in all three ops. */
+/* fwd: y[R, N]  (+)= x[R, M] w[N, M]^T      x, w real, y stored (F32 when accumulated)
+ * dx:  dx[R, M] (+)= dy[R, N] w[N, M]       w real, dy stored, dx stored (F32 when accumulated)
+ * dw:  dw[N, M] (+)= dy[R, N]^T x[R, M]     x real, dy stored, dw F32
+ * Every stored view may have either dtype by itself. w may be a column block of a wider matrix (mtp_view_cols): that is
+ * how the pre-projection takes [embedding ; state] without a concatenation. The three views of one layer keep their
+ * roles in all three ops. */
 typedef struct mtp_linear_args {
     mtp_view x; /* fwd: input; dx: output; dw: input */
     mtp_view w; /* fwd, dx: input; dw: output */
@@ -96,11 +100,12 @@ typedef struct mtp_linear_args {
 typedef struct mtp_rmsnorm_args {
     mtp_view x;    /* real [R, D] */
     mtp_view w;    /* real [D]; data NULL: no weight */
-    mtp_view y;    /* F32 [R, D]; fwd: output, may be x itself when x is F32; bwd: not used */
+    mtp_view y;    /* stored [R, D]; fwd: output, may be x itself when both have one dtype; bwd: not used */
     mtp_view rstd; /* F32 [R]; fwd: output (optional); bwd: input */
     float eps;
-    mtp_view dy; /* bwd: F32 [R, D] */
-    mtp_view dx; /* bwd: F32 [R, D], optional; may be dy itself */
+    mtp_view dy; /* bwd: stored [R, D] */
+    mtp_view dx; /* bwd: F32, or stored when overwritten, [R, D], optional; overwritten, it may be dy itself, or x
+                    itself, where it has the same dtype */
     mtp_view dw; /* bwd: F32 [D], optional */
     mtp_write dx_write;
     mtp_write dw_write;
@@ -111,15 +116,15 @@ typedef struct mtp_rmsnorm_args {
  * Backward: dresidual = scalar dy; dx = RMSNorm'(scalar dy); dscalar = sum dy (residual + RMSNorm(x; w)). */
 typedef struct mtp_residual_norm_args {
     mtp_view residual; /* F32 [R, D] */
-    mtp_view x;        /* F32 [R, D] */
+    mtp_view x;        /* stored [R, D] */
     mtp_view w;        /* real [D] */
     mtp_view scalar;   /* F32 [1]; data NULL: 1 */
-    mtp_view y;        /* F32 [R, D]; fwd: output, may be residual or x */
+    mtp_view y;        /* F32 [R, D]; fwd: output, may be residual, or x where it is F32 */
     mtp_view rstd;     /* F32 [R]; fwd: output; bwd: input */
     float eps;
     mtp_view dy;        /* bwd: F32 [R, D] */
     mtp_view dresidual; /* bwd: F32 [R, D], optional; may be dy itself when dresidual_write is MTP_OVERWRITE */
-    mtp_view dx;        /* bwd: F32 [R, D], optional, overwritten */
+    mtp_view dx;        /* bwd: the dtype of x, [R, D], optional, overwritten; may be x itself */
     mtp_view dw;        /* bwd: F32 [D], optional */
     mtp_view dscalar;   /* bwd: F32 [1], optional */
     mtp_write dresidual_write;
@@ -131,10 +136,10 @@ typedef struct mtp_residual_norm_args {
 /* y = gelu_tanh(gate) * up, gelu_tanh(g) = 0.5 g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))).
  * Backward: dgate = dy up gelu'(gate), dup = dy gelu(gate). Outputs may alias inputs elementwise. */
 typedef struct mtp_geglu_args {
-    mtp_view gate; /* F32 [R, I] */
-    mtp_view up;   /* F32 [R, I] */
-    mtp_view y;    /* fwd: F32 [R, I]; bwd: optional output, the forward value once more (for the next dw) */
-    mtp_view dy;   /* bwd */
+    mtp_view gate; /* stored [R, I], and all others of the same dtype */
+    mtp_view up;
+    mtp_view y;  /* fwd: output; bwd: optional output, the forward value once more (for the next dw) */
+    mtp_view dy; /* bwd */
     mtp_view dgate;
     mtp_view dup;
 } mtp_geglu_args;
@@ -153,10 +158,10 @@ typedef struct mtp_rope_table_args {
 /* Half-split pairs (i, i + D/2): y_i = x_i c_i - x_{i+D/2} s_i, y_{i+D/2} = x_{i+D/2} c_i + x_i s_i.
  * bwd is the inverse rotation of the gradient: pass dy as x, dx as y. y may be x. */
 typedef struct mtp_rope_args {
-    mtp_view x;   /* F32 [R, NH, D] */
+    mtp_view x;   /* stored [R, NH, D] */
     mtp_view cos; /* F32 [R, D/2] */
     mtp_view sin;
-    mtp_view y; /* F32 [R, NH, D] */
+    mtp_view y; /* [R, NH, D], the dtype of x */
 } mtp_rope_args;
 
 /* ---- query-only attention ------------------------------------------------------------------------------------ */
@@ -168,15 +173,15 @@ typedef struct mtp_rope_args {
  * Rows of one document stand together and tiles of keys start at doc_begin, so a row's bits do not depend on what else
  * is packed. Finite values only. */
 typedef struct mtp_attention_args {
-    mtp_view q;         /* F32 [R, NH, D], D a multiple of 2, 16..512 */
+    mtp_view q;         /* stored [R, NH, D], D a multiple of 2, 16..512 */
     mtp_view kv;        /* real [S, 2, NKV, D]: index 0 K, 1 V; S tokens of all packed documents */
     mtp_view key_begin; /* I32 [R], doc_begin <= key_begin < key_end <= S */
     mtp_view key_end;   /* I32 [R] */
     mtp_view doc_begin; /* I32 [R]: first token of the row's document; not decreasing over rows */
-    mtp_view o;         /* F32 [R, NH, D]; fwd: output; bwd: input */
+    mtp_view o;         /* [R, NH, D], the dtype of q; fwd: output; bwd: input */
     mtp_view lse;       /* F32 [R, NH]; fwd: output; bwd: input */
-    mtp_view do_;       /* bwd: F32 [R, NH, D] */
-    mtp_view dq;        /* bwd: F32 [R, NH, D], overwritten; may be do_ */
+    mtp_view do_;       /* bwd: [R, NH, D], the dtype of q */
+    mtp_view dq;        /* bwd: [R, NH, D], the dtype of q, overwritten; may be do_ */
     mtp_scratch scratch;
 } mtp_attention_args;
 
@@ -216,7 +221,7 @@ typedef struct mtp_xent_args {
  *                   are not used. (The first level, -log p(centroid), is mtp_xent_args on the centroid scores.)
  * argmax ties: the lowest token id. */
 typedef struct mtp_head_args {
-    mtp_view x;        /* F32 [R, H] */
+    mtp_view x;        /* stored [R, H] */
     mtp_view e;        /* real [V, H], natural token order */
     mtp_view order;    /* I32 [C, P]: token ids of each centroid (token_ordering); not for head_flat */
     mtp_view slot_of;  /* I32 [V]: index of each token in `order` flattened; not for head_flat */
@@ -306,6 +311,7 @@ typedef struct mtp_device_info {
     const char *isa;     /* "avx512"; "NVIDIA H200, sm_90" */
     const char *blas;    /* "OpenBLAS 0.3.21, kernel Cooperlake, pthread" */
     int num_threads;
+    mtp_dtype stored;      /* of activations and their gradients ("stored" views): MTP_F32 or MTP_BF16 */
     bool rows_exact;       /* row independence holds bit for bit with this BLAS; measured when the device opens */
     const char *rows_note; /* one sentence: what was measured; what follows when rows_exact is false */
 } mtp_device_info;

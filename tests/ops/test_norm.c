@@ -90,10 +90,20 @@ static void check_norm(mtp_device *device, mtp_dtype dtype, int64_t rows, int64_
     assert_ok(ops_backend()->rmsnorm_bwd(device, &n.args));
     ops_expect("dx over dy", &n.dy, e.dx, 2e-6);
     if (dtype != MTP_F32) return;
+    n = make_norm(device, dtype, rows, width, gap, weight); /* the same values again */
     n.args.y = n.args.x;
-    n.args.rstd.data = NULL;
     assert_ok(ops_backend()->rmsnorm_fwd(device, &n.args));
     ops_expect("y over x", &n.x, e.y, 1e-6);
+    n = make_norm(device, dtype, rows, width, gap, weight);
+    n.args.rstd.data = NULL;
+    assert_ok(ops_backend()->rmsnorm_fwd(device, &n.args));
+    ops_expect("y without rstd", &n.y, e.y, 1e-6);
+    n.args.rstd = n.rstd.view;
+    assert_ok(ops_backend()->rmsnorm_fwd(device, &n.args));
+    n.args.dx = n.args.x;
+    assert_ok(ops_backend()->rmsnorm_bwd(device, &n.args));
+    ops_expect("dx over x", &n.x, e.dx, 2e-6);
+    ops_expect("dw with dx over x", &n.dw, e.dw, 2e-6);
 }
 
 static void norms(mtp_device *device)
@@ -226,6 +236,15 @@ static void check_post(mtp_device *device, mtp_dtype dtype, int64_t rows, int64_
     p.args.y = p.args.residual;
     assert_ok(ops_backend()->residual_norm_fwd(device, &p.args));
     ops_expect("y over residual", &p.residual, e.y, 1e-6);
+    p = make_post(device, dtype, rows, width, gap, scalar); /* the same values again */
+    assert_ok(ops_backend()->residual_norm_fwd(device, &p.args));
+    p.args.dx = p.args.x;
+    p.args.dresidual = p.args.dy;
+    assert_ok(ops_backend()->residual_norm_bwd(device, &p.args));
+    ops_expect("dx over x", &p.x, e.dx, 2e-6);
+    ops_expect("dresidual over dy", &p.dy, e.dresidual, 1e-6);
+    ops_expect("dw with dx over x", &p.dw, e.dw, 2e-6);
+    ops_expect("dscalar with dx over x", &p.dscalar, e.dscalar, 1e-4);
 }
 
 static void posts(mtp_device *device)
@@ -332,7 +351,9 @@ static void bad_arguments_are_refused(void **state)
     a = n.args;
     a.dx = a.dy;
     a.dx_write = MTP_ACCUMULATE;
-    assert_fails(ops_backend()->rmsnorm_bwd(device, &a), MTP_E_ARGUMENT, "only when it is overwritten");
+    assert_fails(ops_backend()->rmsnorm_bwd(device, &a), MTP_E_ARGUMENT, "dx may be dy only when it is overwritten");
+    a.dx = a.x;
+    assert_fails(ops_backend()->rmsnorm_bwd(device, &a), MTP_E_ARGUMENT, "dx may be x only when it is overwritten");
     a = n.args;
     a.scratch.size = 8;
     assert_fails(ops_backend()->rmsnorm_bwd(device, &a), MTP_E_ARGUMENT, "scratch has 8 bytes");
