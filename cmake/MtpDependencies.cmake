@@ -15,8 +15,29 @@ endif()
 
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 
+# What can be left out: MTP_PARTS are the libraries, MTP_PART_DEFINITIONS say to the code which are there.
+set(MTP_PARTS "")
+set(MTP_PART_DEFINITIONS "")
+
 # toml++: Debian's shared library, not the header-only form (compile time).
-pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
+if(MTP_TOML)
+  pkg_check_modules(TOMLPLUSPLUS IMPORTED_TARGET tomlplusplus)
+  if(NOT TOMLPLUSPLUS_FOUND)
+    message(FATAL_ERROR "toml++ not found; on Debian: apt-get install libtomlplusplus-dev; without it: -DMTP_TOML=OFF")
+  endif()
+  list(APPEND MTP_PARTS PkgConfig::TOMLPLUSPLUS)
+  list(APPEND MTP_PART_DEFINITIONS MTP__TOMLPLUSPLUS=1)
+endif()
+
+# The packed store: HDF5's C library, the serial one where a system has several.
+if(MTP_HDF5)
+  pkg_search_module(HDF5 IMPORTED_TARGET hdf5-serial hdf5)
+  if(NOT HDF5_FOUND)
+    message(FATAL_ERROR "HDF5 not found; on Debian: apt-get install libhdf5-dev; without it: -DMTP_HDF5=OFF")
+  endif()
+  list(APPEND MTP_PARTS PkgConfig::HDF5)
+  list(APPEND MTP_PART_DEFINITIONS MTP__HDF5=1)
+endif()
 
 # Gloo, for more than one CPU process. Debian has no pkg-config file for it, and its CMake package also wants CUDA's.
 if(MTP_GLOO)
@@ -31,6 +52,3 @@ if(MTP_GLOO)
 else()
   set(MTP_GLOO_LIBRARY "") # hides a cached one
 endif()
-
-# The packed store: HDF5's C library, the serial one where a system has several.
-pkg_search_module(HDF5 REQUIRED IMPORTED_TARGET hdf5-serial hdf5)

@@ -3,6 +3,19 @@ include(CMakePackageConfigHelpers)
 
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/lib/include/mtp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
+# The packages that the static library needs, in the words of pkg-config and of mtp-config.cmake.
+set(mtp_pc_requires jansson)
+set(mtp_config_parts JANSSON)
+if(MTP_TOML)
+  list(APPEND mtp_pc_requires tomlplusplus)
+  list(APPEND mtp_config_parts TOMLPLUSPLUS)
+endif()
+if(MTP_HDF5)
+  list(APPEND mtp_pc_requires ${HDF5_MODULE_NAME})
+  list(APPEND mtp_config_parts HDF5)
+endif()
+list(JOIN mtp_pc_requires " " mtp_pc_requires)
+
 # Two export sets: whoever links the shared library needs none of our dependencies.
 set(mtp_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mtp)
 set_target_properties(mtp_shared PROPERTIES EXPORT_NAME mtp)

@@ -13,3 +13,23 @@ const char *mtp_compiler(void)
     return "gcc " __VERSION__;
 #endif
 }
+
+const char *mtp_parts(void)
+{
+    return ""
+#if MTP__HDF5
+           "HDF5 yes"
+#else
+           "HDF5 no"
+#endif
+#if MTP__GLOO
+           ", Gloo yes"
+#else
+           ", Gloo no"
+#endif
+#if MTP__TOMLPLUSPLUS
+           ", toml++ yes";
+#else
+           ", toml++ no";
+#endif
+}

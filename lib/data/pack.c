@@ -296,6 +296,7 @@ mtp_status mtp_pack(const char *directory, const mtp_pack_options *options, mtp_
     *summary = (mtp_pack_summary){0};
     packing p = {.directory = directory, .options = options, .summary = summary, .means.options = options};
     mtp__pack_owner owner;
+    MTP_TRY(mtp__store_supported(directory));
     MTP_TRY(mtp__dir_create(directory));
     MTP_TRY(check_place(directory));
     MTP_TRY(mtp__pack_own(directory, &owner));

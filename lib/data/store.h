@@ -67,6 +67,9 @@ int64_t mtp__store_num_rows(const mtp__store_layout *layout, mtp__store_field fi
 /* Geometry of a verifier's shards; T, U, top and fp8 are the caller's. */
 mtp__store_layout mtp__store_layout_of(const mtp_verifier_config *verifier);
 
+/* MTP_E_UNSUPPORTED about `path` in a build without HDF5 (MTP_HDF5=OFF), where no shard is opened or created. */
+mtp_status mtp__store_supported(const char *path);
+
 /* ---- writing (store_write.c) ---------------------------------------------------------------------------------- */
 
 /* Create the file with the datasets of all fields, and reserve its blocks: a disk without room is MTP_E_IO here.
@@ -86,7 +89,7 @@ typedef struct mtp__store_tail {
 /* Add index, checksums and names, mark the file complete, sync it. */
 mtp_status mtp__store_finish(const char *path, const mtp__store_tail *tail);
 
-/* ---- reading (store_open.c, store_read.c) --------------------------------------------------------------------- */
+/* ---- reading (store_open.c, store_file.c, store_read.c) ------------------------------------------------------- */
 
 /* A shard whose structure was checked. The file is not kept open; a reader notices when it was replaced. */
 typedef struct mtp__shard {
@@ -115,6 +118,10 @@ void mtp__shard_close(mtp__shard *shard); /* accepts NULL */
 mtp_status mtp__shard_check_verifier(const mtp__shard *shard, const mtp_verifier_config *verifier);
 const char *mtp__shard_source(const mtp__shard *shard, int64_t sample);
 
+/* Opens a regular file to read, and its stat; messages do not name it. The time of its last change, in nanoseconds. */
+struct stat;
+mtp_status mtp__store_open_file(const char *path, int flags, int *fd, struct stat *info);
+int64_t mtp__store_time(const struct stat *info);
 /* An open file of a shard. */
 mtp_status mtp__shard_file(const mtp__shard *shard, int *fd);
 /* Opened with more flags. */

@@ -1,9 +1,7 @@
-/* The only C++ here: toml++ throws, so every entry point of the facade catches. */
+/* The parser of a build with toml++, which throws: so every entry point catches. */
 #include "formats/toml.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -12,8 +10,6 @@
 #include <vector>
 
 #include <toml++/toml.h>
-
-#include "base/file.h"
 
 namespace
 {
@@ -24,8 +20,6 @@ static_assert(MTP__TOML_MAX_DEPTH == 32, "the message of prescan names the limit
 struct tree : mtp__toml {
     std::vector<mtp__toml_node> list;
     std::vector<std::unique_ptr<std::string>> strings;
-    bool is_override = false;
-
     const char *keep(std::string_view text)
     {
         strings.push_back(std::make_unique<std::string>(text));
@@ -286,157 +280,14 @@ mtp_status parse_text(std::string_view text, const char *origin, bool is_overrid
     }
 }
 
-/* ---- --set ---------------------------------------------------------------------------------------------------- */
-
-/* A basic string of TOML with this content. */
-std::string quoted(std::string_view text)
-{
-    std::string result = "\"";
-    for (const char c : text) {
-        if (c == '"' || c == '\\') result += '\\';
-        result += c;
-    }
-    return result + '"';
-}
-
-std::string_view trimmed(std::string_view text)
-{
-    const size_t first = text.find_first_not_of(" \t");
-    if (first == std::string_view::npos) return {};
-    return text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
-
-/* The '=' behind the key: the first that is not inside quotes. */
-size_t find_equals(std::string_view text)
-{
-    char quote = 0;
-    for (size_t i = 0; i < text.size(); i++) {
-        if (quote == 0 && text[i] == '=') return i;
-        if (quote == 0 && (text[i] == '"' || text[i] == '\''))
-            quote = text[i];
-        else if (text[i] == quote)
-            quote = 0;
-    }
-    return std::string_view::npos;
-}
-
-mtp_status parse_override(std::string_view text, mtp__toml **toml)
-{
-    const std::string origin = "--set " + std::string(text);
-    const size_t equals = find_equals(text);
-    if (equals == std::string_view::npos || text.find_first_of("\r\n") != std::string_view::npos)
-        return MTP_FAIL(MTP_E_CONFIG, "%s: expected key=value on one line", origin.c_str());
-    const std::string key(text.substr(0, equals));
-    const std::string_view value = trimmed(text.substr(equals + 1));
-    if (value.empty())
-        return MTP_FAIL(MTP_E_CONFIG, "%s: no value; an empty string is written %s=''", origin.c_str(), key.c_str());
-    const bool structured = std::strchr("\"'[{", value.front()) != nullptr;
-    /* a '#' in a bare word belongs to the word: there are no comments on a command line */
-    if (structured || value.find('#') == std::string_view::npos) {
-        const mtp_status status = parse_text(key + " = " + std::string(value), origin.c_str(), true, toml);
-        if (status == MTP_OK || structured) return status;
-    }
-    return parse_text(key + " = " + quoted(value), origin.c_str(), true, toml);
-}
-
 } // namespace
 
-/* ---- the facade ----------------------------------------------------------------------------------------------- */
-
-mtp_status mtp__toml_parse(const char *text, size_t size, const char *origin, mtp__toml **toml)
+mtp_status mtp__toml_parse_as(const char *text, size_t size, const char *origin, bool is_override, mtp__toml **toml)
 {
-    return parse_text(std::string_view(text, size), origin, false, toml);
-}
-
-mtp_status mtp__toml_read(const char *path, mtp__toml **toml)
-{
-    char *text = nullptr;
-    size_t size = 0;
-    *toml = nullptr;
-    mtp_status status = mtp__file_read(path, MTP__TOML_MAX_BYTES, &text, &size);
-    if (status == MTP_E_MEMORY) return status;
-    if (status != MTP_OK) return MTP_FAIL(MTP_E_CONFIG, "configuration %s", mtp_last_error()->message);
-    status = mtp__toml_parse(text, size, path, toml);
-    std::free(text);
-    return status;
-}
-
-mtp_status mtp__toml_override(const char *text, mtp__toml **toml)
-{
-    *toml = nullptr;
-    try {
-        return parse_override(text, toml);
-    } catch (const std::bad_alloc &) {
-        return fail_memory("--set");
-    }
+    return parse_text(std::string_view(text, size), origin, is_override, toml);
 }
 
 void mtp__toml_free(mtp__toml *toml)
 {
     delete static_cast<tree *>(toml);
-}
-
-const mtp__toml_node *mtp__toml_first(const mtp__toml *toml, const mtp__toml_node *parent)
-{
-    return parent->first_child < 0 ? nullptr : &toml->nodes[parent->first_child];
-}
-
-const mtp__toml_node *mtp__toml_next(const mtp__toml *toml, const mtp__toml_node *node)
-{
-    return node->next_sibling < 0 ? nullptr : &toml->nodes[node->next_sibling];
-}
-
-const mtp__toml_node *mtp__toml_find(const mtp__toml *toml, const mtp__toml_node *parent, const char *key)
-{
-    const mtp__toml_node *node = mtp__toml_first(toml, parent);
-    while (node && (!node->key || std::strcmp(node->key, key) != 0)) node = mtp__toml_next(toml, node);
-    return node;
-}
-
-const char *mtp__toml_path(const mtp__toml *toml, const mtp__toml_node *node, char *text, size_t capacity)
-{
-    if (capacity > 0) text[0] = '\0';
-    if (capacity == 0 || node->parent < 0) return text;
-    const mtp__toml_node *parent = &toml->nodes[node->parent];
-    mtp__toml_path(toml, parent, text, capacity);
-    const size_t used = std::strlen(text);
-    if (node->key) {
-        std::snprintf(text + used, capacity - used, "%s%s", used ? "." : "", node->key);
-        return text;
-    }
-    int32_t index = 0;
-    for (const mtp__toml_node *item = mtp__toml_first(toml, parent); item != node; item = mtp__toml_next(toml, item))
-        index++;
-    std::snprintf(text + used, capacity - used, "[%d]", static_cast<int>(index));
-    return text;
-}
-
-const char *mtp__toml_kind_name(mtp__toml_kind kind)
-{
-    switch (kind) {
-    case MTP__TOML_TABLE:
-        return "a table";
-    case MTP__TOML_ARRAY:
-        return "an array";
-    case MTP__TOML_STRING:
-        return "a string";
-    case MTP__TOML_INTEGER:
-        return "an integer";
-    case MTP__TOML_FLOAT:
-        return "a float";
-    case MTP__TOML_BOOL:
-        return "true or false";
-    }
-    return "?";
-}
-
-mtp_status mtp__toml_fail(const mtp__toml *toml, const mtp__toml_node *node, const char *format, ...)
-{
-    char message[2048];
-    va_list args;
-    va_start(args, format);
-    std::vsnprintf(message, sizeof message, format, args);
-    va_end(args);
-    if (static_cast<const tree *>(toml)->is_override) return MTP_FAIL(MTP_E_CONFIG, "%s: %s", toml->origin, message);
-    return MTP_FAIL(MTP_E_CONFIG, "%s:%d: %s", toml->origin, static_cast<int>(node->line), message);
 }

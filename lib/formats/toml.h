@@ -1,5 +1,6 @@
 /* TOML: a C facade over toml++ that keeps the source line of every node, so that a configuration layer can say
- * "run.toml:12: unknown key 'optimizer.lr'". Internal.
+ * "run.toml:12: unknown key 'optimizer.lr'". A build without toml++ (MTP_TOML=OFF) reads the part of TOML that
+ * configurations use: no strings of several lines, no numbers but decimal ones. Internal.
  *
  * Faults are MTP_E_CONFIG with "file:line:column". Beyond the grammar: dates and times are refused, and so are keys
  * or values nested deeper than MTP__TOML_MAX_DEPTH and files larger than MTP__TOML_MAX_BYTES. */
@@ -44,6 +45,7 @@ typedef struct mtp__toml_node {
 
 typedef struct mtp__toml {
     const char *origin;    /* the path, or "--set a.b=3" */
+    bool is_override;      /* of --set: there are no lines to name */
     mtp__toml_node *nodes; /* nodes[0] is the root table */
     int32_t num_nodes;
 } mtp__toml;
@@ -54,6 +56,8 @@ mtp_status mtp__toml_parse(const char *text, size_t size, const char *origin, mt
 /* One "a.b=value" of the command line: a tree with the tables a and one leaf. The value is TOML; one that is not, and
  * does not begin like a string, array or table, is taken as a string (`--set data.train=runs/a`). */
 mtp_status mtp__toml_override(const char *text, mtp__toml **toml);
+/* The parser: toml.cpp with toml++, toml_plain.c without. */
+mtp_status mtp__toml_parse_as(const char *text, size_t size, const char *origin, bool is_override, mtp__toml **toml);
 /* Accepts NULL. */
 void mtp__toml_free(mtp__toml *toml);
 

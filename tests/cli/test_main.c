@@ -23,6 +23,7 @@ static void version_names_the_build(void **state)
     assert_int_equal(run.exit_code, 0);
     says(run.out, "mtp 0.");
     says(run.out, "compiler ");
+    says(run.out, "parts            HDF5 ");
     says(run.out, "BLAS ");
     says(run.out, "kernel");
     says(run.out, "instruction set ");

@@ -5,6 +5,10 @@
 
 mtp_pack_options test_pack_options(const char *const *inputs, int64_t num_inputs, const mtp_verifier *verifier)
 {
+#ifndef MTP_TEST_HDF5
+    print_message("skipped: this build has no HDF5 (MTP_HDF5=OFF)\n");
+    skip();
+#endif
     return (mtp_pack_options){.inputs = inputs,
                               .num_inputs = num_inputs,
                               .verifier = verifier,

@@ -70,11 +70,12 @@ static int print_version(void)
     const mtp_context_info info = mtp_context_describe(context);
     printf("mtp %s\n"
            "compiler         %s\n"
+           "parts            %s\n"
            "BLAS             %s\n"
            "instruction set  %s, %d threads\n"
            "row independence %s\n"
            "CUDA             %s\n",
-           mtp_version(), mtp_compiler(), info.blas, info.isa, info.num_threads, info.rows_note, cuda);
+           mtp_version(), mtp_compiler(), mtp_parts(), info.blas, info.isa, info.num_threads, info.rows_note, cuda);
     mtp_context_free(context);
     return 0;
 }

@@ -13,6 +13,10 @@ MTP_API const char *mtp_version(void);
 /* "gcc 12.2.0": the compiler that built it. */
 MTP_API const char *mtp_compiler(void);
 
+/* "HDF5 yes, Gloo yes, toml++ no": the parts that a build may be made without. HDF5: packed stores. Gloo: several ranks
+ * on CPUs. toml++: configurations in all of TOML; without it in the part that configurations use. */
+MTP_API const char *mtp_parts(void);
+
 #ifdef __cplusplus
 }
 #endif
