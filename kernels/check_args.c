@@ -172,6 +172,25 @@ mtp_status mtp__check_head_hierarchical(const char *op, const mtp_head_args *a)
     return MTP_OK;
 }
 
+mtp_status mtp__check_tally(const char *op, const mtp_tally_args *a)
+{
+    const int64_t m = a->index.shape[0];
+    MTP__CHECK(op, index, MTP_I32, -1);
+    MTP__CHECK(op, target, MTP_I32, m);
+    MTP__CHECK(op, argmax, MTP_I32, m);
+    MTP__CHECK(op, loss, MTP_F32, m);
+    MTP__CHECK_OPTIONAL(op, centroid_loss, MTP_F32, m);
+    MTP__CHECK_OPTIONAL(op, miss, MTP_U8, m);
+    MTP__CHECK(op, sums, MTP_F64, -1, MTP_TALLY_COLUMNS);
+    if (a->sums.shape[0] > 1 && a->sums.stride[0] != MTP_TALLY_COLUMNS)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: rows of sums are %lld apart; it must be contiguous", op,
+                        (long long)a->sums.stride[0]);
+    if (a->rows_per_step < 1 || a->rows_per_step > INT32_MAX)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: rows_per_step is %lld; it must be 1 to %d", op,
+                        (long long)a->rows_per_step, INT32_MAX);
+    return MTP_OK;
+}
+
 /* ---- optimizer --------------------------------------------------------------------------------------------------- */
 
 /* The view is one stretch of memory, of the shape of `like`, which may be the view itself. */

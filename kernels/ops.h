@@ -240,6 +240,30 @@ typedef struct mtp_head_args {
     mtp_scratch scratch;
 } mtp_head_args;
 
+/* Sums over rows of the head, added to `sums` in double and in an order that only the places of the rows decide. Row i
+ * belongs to draft step index[i] / rows_per_step; a row with index MTP_NO_ROW is passed over. Columns of a step:
+ * MTP_TALLY_*. `joined`: the loss of a row is loss[i] + centroid_loss[i] (in fp32), and the column of centroid losses
+ * gets nothing (hierarchical heads). Places outside of `sums`: MTP_E_ARGUMENT. */
+enum {
+    MTP_TALLY_LOSS,
+    MTP_TALLY_CENTROID_LOSS,
+    MTP_TALLY_COUNT,
+    MTP_TALLY_CORRECT,
+    MTP_TALLY_MISSED,
+    MTP_TALLY_COLUMNS
+};
+typedef struct mtp_tally_args {
+    mtp_view index;         /* I32 [M] */
+    mtp_view target;        /* I32 [M] */
+    mtp_view argmax;        /* I32 [M]; correct: argmax = target */
+    mtp_view loss;          /* F32 [M] */
+    mtp_view centroid_loss; /* F32 [M], optional (0) */
+    mtp_view miss;          /* U8 [M], optional (0) */
+    mtp_view sums;          /* F64 [K, MTP_TALLY_COLUMNS], contiguous */
+    int64_t rows_per_step;
+    bool joined;
+} mtp_tally_args;
+
 /* ---- optimizer ----------------------------------------------------------------------------------------------- */
 
 /* AdamW as torch.optim.AdamW: p *= 1 - lr * weight_decay; m = beta1 m + (1 - beta1) g'; v = beta2 v + (1 - beta2) g'^2;
@@ -287,6 +311,7 @@ typedef struct mtp_sumsq_args {
     X(head_flat, mtp_head_args, 1)                  \
     X(head_candidates, mtp_head_args, 1)            \
     X(head_hierarchical, mtp_head_args, 1)          \
+    X(tally, mtp_tally_args, 0)                     \
     X(adamw, mtp_adamw_args, 0)                     \
     X(sumsq, mtp_sumsq_args, 1)
 
@@ -341,6 +366,33 @@ typedef struct mtp_group_ops {
     void (*close)(mtp_device_group *group); /* accepts NULL */
 } mtp_group_ops;
 
+/* A place in the device's work. */
+typedef struct mtp_mark mtp_mark;
+
+/* Work that was captured once and is launched as a whole. */
+typedef struct mtp_graph mtp_graph;
+
+/* Between capture_begin and capture_end, which one thread calls, its calls put work into the graph and nothing runs.
+ * Only ops, memory_zero, upload_async and download_async may be called in between; anything else, and a product of a
+ * shape that the device has not run before, fails and spoils the capture. Arguments are kept as they are: views and
+ * numbers; a launch reads and writes what lies at those addresses then, host memory of copies included. A graph is
+ * launched in the order of the device's other work. */
+typedef struct mtp_graph_ops {
+    mtp_status (*capture_begin)(mtp_device *device);
+    /* Ends the capture in any case; a spoiled one is MTP_E_BACKEND and no graph. */
+    mtp_status (*capture_end)(mtp_device *device, mtp_graph **graph);
+    mtp_status (*launch)(mtp_device *device, mtp_graph *graph);
+    int64_t (*num_nodes)(const mtp_graph *graph);       /* kernels, copies and fills */
+    void (*free)(mtp_device *device, mtp_graph *graph); /* waits for the device; accepts NULL */
+} mtp_graph_ops;
+
+/* What a device has done since it was opened. */
+typedef struct mtp_device_counts {
+    int64_t waits;       /* calls that had to wait for the device */
+    int64_t allocations; /* of device and of pinned host memory */
+    int64_t launches;    /* of graphs */
+} mtp_device_counts;
+
 typedef struct mtp_backend {
     const char *name;
     bool memory_is_host; /* device memory is ordinary memory: host views may be passed to ops as they are */
@@ -349,6 +401,7 @@ typedef struct mtp_backend {
     mtp_status (*device_open)(const mtp_device_options *options, mtp_device **device);
     void (*device_close)(mtp_device *device); /* accepts NULL */
     const mtp_device_info *(*device_info)(const mtp_device *device);
+    mtp_device_counts (*device_counts)(const mtp_device *device);
 
     /* Device memory, 64-byte aligned. upload and download are complete when they return. */
     mtp_status (*memory_alloc)(mtp_device *device, size_t bytes, void **memory);
@@ -359,6 +412,21 @@ typedef struct mtp_backend {
     void (*host_free)(mtp_device *device, void *memory); /* accepts NULL */
     mtp_status (*upload)(mtp_device *device, void *memory, const void *host, size_t bytes);
     mtp_status (*download)(mtp_device *device, void *host, const void *memory, size_t bytes);
+    /* The same in the order of the ops, without waiting; complete when a mark behind them has been waited for. Host
+     * memory from host_alloc must keep its content (upload) or stays undefined (download) until then. Other memory:
+     * upload_async has read it when it returns, and is refused while capturing; download_async is refused. On a device
+     * whose memory is the host's both copy at once. */
+    mtp_status (*upload_async)(mtp_device *device, void *memory, const void *host, size_t bytes);
+    mtp_status (*download_async)(mtp_device *device, void *host, const void *memory, size_t bytes);
+    /* A mark behind all that was launched so far: a new one when *mark is NULL, else that one is moved here. */
+    mtp_status (*mark)(mtp_device *device, mtp_mark **mark);
+    /* Return when all in front of the mark is done. Indices out of range that kernels met until then: MTP_E_ARGUMENT,
+     * as download says it. */
+    mtp_status (*mark_wait)(mtp_device *device, mtp_mark *mark);
+    void (*mark_free)(mtp_device *device, mtp_mark *mark); /* accepts NULL */
+    /* Bytes of device memory that are free, and all there are. */
+    mtp_status (*memory_info)(mtp_device *device, uint64_t *left, uint64_t *total);
+    const mtp_graph_ops *graph; /* NULL: nothing can be captured */
     const mtp_group_ops *group; /* NULL: its devices exchange nothing among themselves */
 
 #define MTP_OP_ENTRY_0(op, args) mtp_status (*op)(mtp_device * device, const args *a);

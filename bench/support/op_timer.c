@@ -70,6 +70,7 @@ static double forced(const mtp_head_args *a)
 #define OPERATIONS_head_candidates(a) \
     head_operations(a, ((double)a->selected.shape[1] + forced(a)) * (double)a->order.shape[1])
 #define OPERATIONS_head_hierarchical(a) head_operations(a, (double)a->order.shape[1])
+#define OPERATIONS_tally(a) 0.0
 #define OPERATIONS_adamw(a) 0.0
 #define OPERATIONS_sumsq(a) 0.0
 

@@ -80,6 +80,13 @@ static const mtp_device_info *cpu_info(const mtp_device *device)
     return &device->info;
 }
 
+/* Nothing waits here, and what is allocated has no limit of its own. */
+static mtp_device_counts cpu_counts(const mtp_device *device)
+{
+    (void)device;
+    return (mtp_device_counts){0};
+}
+
 static mtp_status cpu_alloc(mtp_device *device, size_t bytes, void **memory)
 {
     (void)device;
@@ -126,6 +133,46 @@ static mtp_status cpu_download(mtp_device *device, void *host, const void *memor
     return copy(host, memory, bytes);
 }
 
+/* All that was called is done. */
+struct mtp_mark {
+    char unused;
+};
+
+static mtp_status cpu_mark(mtp_device *device, mtp_mark **mark)
+{
+    static mtp_mark done;
+    (void)device;
+    MTP_REQUIRE(mark != NULL);
+    *mark = &done;
+    return MTP_OK;
+}
+
+static mtp_status cpu_mark_wait(mtp_device *device, mtp_mark *mark)
+{
+    (void)device;
+    MTP_REQUIRE(mark != NULL);
+    return MTP_OK;
+}
+
+static void cpu_mark_free(mtp_device *device, mtp_mark *mark)
+{
+    (void)device;
+    (void)mark;
+}
+
+/* Free pages; those that hold copies of files are not counted. */
+static mtp_status cpu_memory_info(mtp_device *device, uint64_t *left, uint64_t *total)
+{
+    (void)device;
+    MTP_REQUIRE(left != NULL && total != NULL);
+    const long pages = sysconf(_SC_PHYS_PAGES), free_pages = sysconf(_SC_AVPHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    if (pages <= 0 || free_pages < 0 || page <= 0)
+        return MTP_FAIL(MTP_E_UNSUPPORTED, "cpu backend: the system does not say how much memory it has");
+    *left = (uint64_t)free_pages * (uint64_t)page;
+    *total = (uint64_t)pages * (uint64_t)page;
+    return MTP_OK;
+}
+
 const mtp_backend *mtp__backend_cpu(void)
 {
 #define ROW_0(op) .op = mtp__cpu_##op,
@@ -137,6 +184,7 @@ const mtp_backend *mtp__backend_cpu(void)
                                         .device_open = cpu_open,
                                         .device_close = cpu_close,
                                         .device_info = cpu_info,
+                                        .device_counts = cpu_counts,
                                         .memory_alloc = cpu_alloc,
                                         .memory_free = cpu_free,
                                         .memory_zero = cpu_zero,
@@ -144,6 +192,12 @@ const mtp_backend *mtp__backend_cpu(void)
                                         .host_free = cpu_free,
                                         .upload = cpu_upload,
                                         .download = cpu_download,
+                                        .upload_async = cpu_upload,
+                                        .download_async = cpu_download,
+                                        .mark = cpu_mark,
+                                        .mark_wait = cpu_mark_wait,
+                                        .mark_free = cpu_mark_free,
+                                        .memory_info = cpu_memory_info,
                                         MTP_OP_LIST(ROW)};
 #undef ROW
 #undef ROW_0

@@ -184,20 +184,19 @@ static const mtp_device_info *cuda_info(const mtp_device *device)
     return &device->info;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
-
-/* The current device belongs to the thread; a context may be used by another thread than the one that opened it. */
-static mtp_status enter(const mtp_device *device)
+static mtp_device_counts cuda_counts(const mtp_device *device)
 {
-    MTP_CUDA_TRY("cuda backend", cudaSetDevice(device->ordinal));
-    return MTP_OK;
+    return device->counts;
 }
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static mtp_status cuda_alloc(mtp_device *device, size_t bytes, void **memory)
 {
     MTP_REQUIRE(memory != NULL);
     *memory = NULL;
-    MTP_TRY(enter(device));
+    MTP_TRY(mtp__cuda_enter(device));
+    device->counts.allocations++;
     if (bytes > (size_t)PTRDIFF_MAX - 64)
         return MTP_FAIL(MTP_E_MEMORY, "cuda backend: cannot allocate %zu bytes", bytes);
     const cudaError_t error = cudaMalloc(memory, bytes == 0 ? 64 : (bytes + 63) / 64 * 64);
@@ -225,7 +224,8 @@ static mtp_status cuda_host_alloc(mtp_device *device, size_t bytes, void **memor
 {
     MTP_REQUIRE(memory != NULL);
     *memory = NULL;
-    MTP_TRY(enter(device));
+    MTP_TRY(mtp__cuda_enter(device));
+    device->counts.allocations++;
     const cudaError_t error = cudaHostAlloc(memory, bytes == 0 ? 64 : bytes, cudaHostAllocDefault);
     if (error == cudaSuccess) return MTP_OK;
     cudaGetLastError();
@@ -246,53 +246,20 @@ static mtp_status cuda_zero(mtp_device *device, void *memory, size_t bytes)
 {
     MTP_REQUIRE(memory != NULL || bytes == 0);
     if (bytes == 0) return MTP_OK;
-    MTP_TRY(enter(device));
+    MTP_TRY(mtp__cuda_enter(device));
     MTP_CUDA_TRY("memory_zero", cudaMemsetAsync(memory, 0, bytes, device->stream));
     return MTP_OK;
 }
 
-static mtp_status cuda_upload(mtp_device *device, void *memory, const void *host, size_t bytes)
+static mtp_status cuda_memory_info(mtp_device *device, uint64_t *left, uint64_t *total)
 {
-    MTP_REQUIRE((memory != NULL && host != NULL) || bytes == 0);
-    if (bytes == 0) return MTP_OK;
-    MTP_TRY(enter(device));
-    MTP_CUDA_TRY("upload", cudaMemcpyAsync(memory, host, bytes, cudaMemcpyHostToDevice, device->stream));
-    MTP_CUDA_TRY("upload", cudaStreamSynchronize(device->stream));
+    MTP_REQUIRE(left != NULL && total != NULL);
+    MTP_TRY(mtp__cuda_enter(device));
+    size_t free_bytes = 0, all = 0;
+    MTP_CUDA_TRY("memory_info", cudaMemGetInfo(&free_bytes, &all));
+    *left = free_bytes;
+    *total = all;
     return MTP_OK;
-}
-
-/* What kernels noted about indices since the last download. */
-static mtp_status report(const mtp::fault *fault)
-{
-    static const char *const views[] = {"",
-                                        "embed_fwd: ids",
-                                        "gather_rows: index",
-                                        "scatter_rows: index",
-                                        "rope_table: positions",
-                                        "attention: key_begin or key_end",
-                                        "head: target",
-                                        "head: selected",
-                                        "head: order or slot_of"};
-    const int op = fault->op > 0 && fault->op < (int)(sizeof views / sizeof *views) ? fault->op : 0;
-    char at[24] = "";
-    if (fault->at >= 0) snprintf(at, sizeof at, "[%d]", fault->at);
-    return MTP_FAIL(MTP_E_ARGUMENT, "%s%s is %d, outside [0, %d) (found by a kernel, said when results are read)",
-                    views[op], at, fault->index, fault->limit);
-}
-
-static mtp_status cuda_download(mtp_device *device, void *host, const void *memory, size_t bytes)
-{
-    MTP_REQUIRE((memory != NULL && host != NULL) || bytes == 0);
-    if (bytes == 0) return MTP_OK;
-    MTP_TRY(enter(device));
-    mtp::fault fault = {};
-    MTP_CUDA_TRY("download", cudaMemcpyAsync(host, memory, bytes, cudaMemcpyDeviceToHost, device->stream));
-    MTP_CUDA_TRY("download",
-                 cudaMemcpyAsync(&fault, device->fault, sizeof fault, cudaMemcpyDeviceToHost, device->stream));
-    MTP_CUDA_TRY("download", cudaStreamSynchronize(device->stream));
-    if (fault.op == mtp::FAULT_NONE) return MTP_OK;
-    MTP_CUDA_TRY("download", cudaMemsetAsync(device->fault, 0, sizeof fault, device->stream));
-    return report(&fault);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
@@ -300,7 +267,7 @@ static mtp_status cuda_download(mtp_device *device, void *host, const void *memo
 #define ENTER_0(op, args)                                           \
     static mtp_status enter_##op(mtp_device *device, const args *a) \
     {                                                               \
-        MTP_TRY(enter(device));                                     \
+        MTP_TRY(mtp__cuda_enter(device));                           \
         return mtp__cuda_##op(device, a);                           \
     }
 #define ENTER(op, args, scratch) ENTER_0(op, args)
@@ -311,6 +278,26 @@ MTP_OP_LIST(ENTER)
 #define ROW(op, args, scratch) ROW_##scratch(op)
 extern const mtp_group_ops mtp__cuda_group; /* group.cu */
 extern const mtp_backend mtp__backend_cuda;
-const mtp_backend mtp__backend_cuda = {"cuda",         false,       cuda_list,     cuda_open,        cuda_close,
-                                       cuda_info,      cuda_alloc,  cuda_free,     cuda_zero,        cuda_host_alloc,
-                                       cuda_host_free, cuda_upload, cuda_download, &mtp__cuda_group, MTP_OP_LIST(ROW)};
+const mtp_backend mtp__backend_cuda = {"cuda",
+                                       false,
+                                       cuda_list,
+                                       cuda_open,
+                                       cuda_close,
+                                       cuda_info,
+                                       cuda_counts,
+                                       cuda_alloc,
+                                       cuda_free,
+                                       cuda_zero,
+                                       cuda_host_alloc,
+                                       cuda_host_free,
+                                       mtp__cuda_upload,
+                                       mtp__cuda_download,
+                                       mtp__cuda_upload_async,
+                                       mtp__cuda_download_async,
+                                       mtp__cuda_mark,
+                                       mtp__cuda_mark_wait,
+                                       mtp__cuda_mark_free,
+                                       cuda_memory_info,
+                                       &mtp__cuda_graph,
+                                       &mtp__cuda_group,
+                                       MTP_OP_LIST(ROW)};

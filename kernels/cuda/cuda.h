@@ -27,6 +27,8 @@ struct mtp_device {
     int shared_processor; /* and a multiprocessor */
     int l2_bytes;
     mtp::fault *fault; /* device memory, zero until a kernel meets a bad index */
+    bool capturing;    /* between capture_begin and capture_end */
+    mtp_device_counts counts;
     mtp_device_info info;
     char name[160];
     char library[96];
@@ -49,6 +51,24 @@ mtp_status mtp__cublas_failed(cublasStatus_t status, const char *what, const cha
         if (mtp_cublas_status_ != CUBLAS_STATUS_SUCCESS)                               \
             return mtp__cublas_failed(mtp_cublas_status_, (what), __FILE__, __LINE__); \
     } while (0)
+
+/* ---- the device's functions of the table that stand in queue.cu ---------------------------------------------------
+ */
+
+/* The current device belongs to the thread; a context may be used by another thread than the one that opened it. */
+mtp_status mtp__cuda_enter(const mtp_device *device);
+/* Waits for all that was launched; `what` is what asks for it. */
+mtp_status mtp__cuda_wait(mtp_device *device, const char *what);
+/* MTP_OK, or what a kernel noted about an index: then the note is cleared. */
+mtp_status mtp__cuda_report(mtp_device *device, const mtp::fault *fault);
+mtp_status mtp__cuda_upload(mtp_device *device, void *memory, const void *host, size_t bytes);
+mtp_status mtp__cuda_download(mtp_device *device, void *host, const void *memory, size_t bytes);
+mtp_status mtp__cuda_upload_async(mtp_device *device, void *memory, const void *host, size_t bytes);
+mtp_status mtp__cuda_download_async(mtp_device *device, void *host, const void *memory, size_t bytes);
+mtp_status mtp__cuda_mark(mtp_device *device, mtp_mark **mark);
+mtp_status mtp__cuda_mark_wait(mtp_device *device, mtp_mark *mark);
+void mtp__cuda_mark_free(mtp_device *device, mtp_mark *mark);
+extern const mtp_graph_ops mtp__cuda_graph;
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 

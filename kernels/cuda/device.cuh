@@ -179,7 +179,8 @@ enum fault_op {
     FAULT_RANGE,
     FAULT_TARGET,
     FAULT_SELECTED,
-    FAULT_ORDER
+    FAULT_ORDER,
+    FAULT_TALLY
 };
 struct fault {
     int op;    /* fault_op */

@@ -16,7 +16,7 @@ namespace
 using namespace mtp;
 
 constexpr size_t WORKSPACE = (size_t)32 << 20; /* what cuBLASLt asks for on sm_90 */
-constexpr int PLANS = 1024, PROBES = 8;
+constexpr int PLANS = 4096, PROBES = 16;
 
 /* Everything that the choice depends on. No padding: compared byte by byte. */
 struct shape_key {
@@ -172,6 +172,11 @@ static mtp_status find_plan(mtp_device *device, const char *op, const mtp__gemm 
         }
         if (!p->key.used && !slot) slot = p;
     }
+    if (device->capturing)
+        return MTP_FAIL(MTP_E_BACKEND,
+                        "%s: a product [%lld, %lld] of depth %lld is captured before it has run once: its algorithm is "
+                        "not chosen yet",
+                        op, (long long)g->m, (long long)g->n, (long long)g->k);
     if (!slot) slot = &device->plans->table[hash % PLANS]; /* all taken: the oldest guess goes */
     drop(slot);
     slot->key = key;

@@ -299,6 +299,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     if (!operation || !a || !b || !c || !d || !preference || !results || !found || wanted < 1)
         return CUBLAS_STATUS_INVALID_VALUE;
     *found = 0;
+    {
+        const Lock lock(api_mutex());
+        if (thread_captures()) return CUBLAS_STATUS_NOT_SUPPORTED; /* the library may load and measure what it offers */
+    }
     Sizes sizes;
     const Operation &o = *operation_of(operation);
     const Layout &la = *layout_of(a), &lb = *layout_of(b), &lc = *layout_of(c), &ld = *layout_of(d);

@@ -6,12 +6,22 @@
 namespace emu
 {
 
-unsigned captures;
+/* Those under way. */
+static std::set<Capture *> &captures()
+{
+    static auto *set = new std::set<Capture *>;
+    return *set;
+}
 
 void capture_add(Stream &stream, WorkKind kind, const char *name, std::function<void()> run)
 {
-    stream.capture->graph->nodes.push_back({kind, name, std::move(run)});
+    stream.capture->graph->nodes.push_back({kind, name, std::move(run), {}});
     stream.unjoined = &stream != stream.capture->origin;
+}
+
+void capture_at_launch(Stream &stream, std::function<void()> act)
+{
+    stream.capture->graph->nodes.back().at_launch = std::move(act);
 }
 
 cudaError_t capture_join(Stream &stream, const Moment &moment)
@@ -30,9 +40,27 @@ cudaError_t capture_join(Stream &stream, const Moment &moment)
     return cudaSuccess;
 }
 
+static bool forbids(const Capture &capture)
+{
+    if (capture.mode == cudaStreamCaptureModeRelaxed) return false;
+    return capture.mode == cudaStreamCaptureModeGlobal || capture.thread == std::this_thread::get_id();
+}
+
 cudaError_t refuse_while_capturing()
 {
-    return captures ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+    bool refused = false;
+    for (Capture *capture : captures()) {
+        if (!forbids(*capture)) continue;
+        capture->broken = refused = true;
+    }
+    return refused ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+
+bool thread_captures()
+{
+    for (const Capture *capture : captures())
+        if (capture->thread == std::this_thread::get_id()) return true;
+    return false;
 }
 
 static std::set<const Graph *> &graphs()
@@ -60,9 +88,9 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mo
     if (!stream) return result(cudaErrorInvalidResourceHandle);
     if (stream == stream_of(nullptr)) return result(cudaErrorStreamCaptureUnsupported);
     if (stream->capture) return result(cudaErrorIllegalState);
-    stream->capture = new Capture{std::make_unique<Graph>(), stream, {stream}, mode, false};
+    stream->capture = new Capture{std::make_unique<Graph>(), stream, {stream}, mode, std::this_thread::get_id(), false};
     stream->unjoined = false;
-    captures++;
+    captures().insert(stream->capture);
     return cudaSuccess;
 }
 
@@ -73,13 +101,15 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph)
     if (!stream) return result(cudaErrorInvalidResourceHandle);
     if (!stream->capture || !graph) return result(cudaErrorInvalidValue);
     if (stream->capture->origin != stream) return result(cudaErrorStreamCaptureUnmatched);
+    if (stream->capture->mode != cudaStreamCaptureModeRelaxed && stream->capture->thread != std::this_thread::get_id())
+        return result(cudaErrorStreamCaptureWrongThread);
     const std::unique_ptr<Capture> capture(stream->capture);
     bool unjoined = false;
     for (Stream *one : capture->streams) {
         unjoined = unjoined || one->unjoined;
         one->capture = nullptr;
     }
-    captures--;
+    captures().erase(capture.get());
     *graph = nullptr;
     if (capture->broken) return result(cudaErrorStreamCaptureInvalidated);
     if (unjoined) return result(cudaErrorStreamCaptureUnjoined);
@@ -114,6 +144,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
     const Graph *graph = reinterpret_cast<const Graph *>(exec);
     if (!graphs().count(graph)) return result(cudaErrorInvalidValue);
     if (stream_of(stream) && stream_of(stream)->capture) return result(cudaErrorStreamCaptureUnsupported);
+    for (const Node &node : graph->nodes)
+        if (node.at_launch) node.at_launch();
     return result(enqueue(stream, WorkKind::OTHER, "a graph", [nodes = graph->nodes] {
         for (const Node &node : nodes) node.run();
     }));

@@ -6,6 +6,7 @@
 #include "emu/stream.h"
 
 #include <set>
+#include <thread>
 
 namespace emu
 {
@@ -14,6 +15,7 @@ struct Node {
     WorkKind kind;
     const char *name;
     std::function<void()> run;
+    std::function<void()> at_launch; /* before the graph is queued; may be empty */
 };
 
 struct Graph {
@@ -25,10 +27,9 @@ struct Capture {
     Stream *origin;
     std::set<Stream *> streams;
     cudaStreamCaptureMode mode;
+    std::thread::id thread; /* that began it */
     bool broken;
 };
-
-extern unsigned captures; /* that are under way */
 
 /* A stream waits for an event of a capture: it takes part from now on. */
 cudaError_t capture_join(Stream &stream, const Moment &moment);

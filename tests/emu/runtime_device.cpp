@@ -296,6 +296,7 @@ const char *cudaGetErrorName(cudaError_t error)
         MTP_EMU_NAME(cudaErrorStreamCaptureUnjoined);
         MTP_EMU_NAME(cudaErrorStreamCaptureIsolation);
         MTP_EMU_NAME(cudaErrorStreamCaptureImplicit);
+        MTP_EMU_NAME(cudaErrorStreamCaptureWrongThread);
         MTP_EMU_NAME(cudaErrorCapturedEvent);
     default:
         return "unrecognized error code";

@@ -39,6 +39,12 @@ void move_rows(const Range &to, const Range &from)
                 static_cast<const char *>(from.at) + i * from.pitch, to.width);
 }
 
+void poison(const Range &to)
+{
+    for (size_t i = 0; i < to.rows; i++)
+        memset(static_cast<char *>(const_cast<void *>(to.at)) + i * to.pitch, 0xff, to.width);
+}
+
 /* What the documentation says of asynchronous copies: pageable host memory is read before the call returns, and is
  * written before the call returns; pinned memory is read and written when the stream gets there. */
 cudaError_t copy(const char *call, Range to, Range from, cudaMemcpyKind kind, cudaStream_t stream, bool wait)
@@ -53,7 +59,7 @@ cudaError_t copy(const char *call, Range to, Range from, cudaMemcpyKind kind, cu
     if (kind != cudaMemcpyDefault && kind != is) return cudaErrorInvalidMemcpyDirection;
     if (to_device) must_be_device(call, "the destination", to);
     if (from_device) must_be_device(call, "the source", from);
-    if (wait && queue->capture) return cudaErrorStreamCaptureUnsupported;
+    if (const cudaError_t error = wait ? refuse_while_capturing() : cudaSuccess) return error;
     if (!from_device && !is_pinned(from.at) && !queue->capture) {
         auto staged = std::make_shared<std::vector<char>>(from.width * from.rows);
         Range stage = {staged->data(), from.width, from.width, from.rows};
@@ -61,11 +67,11 @@ cudaError_t copy(const char *call, Range to, Range from, cudaMemcpyKind kind, cu
         const cudaError_t error = enqueue(stream, WorkKind::COPY, call, [to, stage, staged] { move_rows(to, stage); });
         if (error != cudaSuccess) return error;
     } else {
-        if (!to_device && is_pinned(to.at) && !queue->capture && !(from.at == to.at)) /* undefined until then */
-            for (size_t i = 0; i < to.rows; i++)
-                memset(static_cast<char *>(const_cast<void *>(to.at)) + i * to.pitch, 0xff, to.width);
+        const bool undefined = !to_device && is_pinned(to.at) && from.at != to.at; /* until the copy happens */
+        if (undefined && !queue->capture) poison(to);
         const cudaError_t error = enqueue(stream, WorkKind::COPY, call, [to, from] { move_rows(to, from); });
         if (error != cudaSuccess) return error;
+        if (undefined && queue->capture) capture_at_launch(*queue, [to] { poison(to); });
     }
     if (wait || (!to_device && !is_pinned(to.at) && !queue->capture)) run_stream(*queue);
     return cudaSuccess;
@@ -79,6 +85,7 @@ cudaError_t set(const char *call, Range to, int value, cudaStream_t stream, bool
     if (!to.at || to.width > to.pitch) return cudaErrorInvalidValue;
     if (!device_address(to.at)) host_fault("%s: %p is host memory", call, to.at);
     must_be_device(call, "the destination", to);
+    if (const cudaError_t error = wait ? refuse_while_capturing() : cudaSuccess) return error;
     const cudaError_t error = enqueue(stream, WorkKind::SET, call, [=] {
         for (size_t i = 0; i < to.rows; i++)
             memset(static_cast<char *>(const_cast<void *>(to.at)) + i * to.pitch, value, to.width);
@@ -130,6 +137,8 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags)
     const Lock lock(api_mutex());
     const unsigned known = cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined;
     if (!pointer || (flags & ~known)) return result(cudaErrorInvalidValue);
+    *pointer = nullptr;
+    if (const cudaError_t error = refuse_while_capturing()) return result(error);
     *pointer = bytes ? pinned_allocate(bytes) : nullptr;
     return *pointer || !bytes ? cudaSuccess : result(cudaErrorMemoryAllocation);
 }
@@ -143,6 +152,7 @@ cudaError_t cudaFreeHost(void *pointer)
 {
     const Lock lock(api_mutex());
     if (!pointer) return cudaSuccess;
+    if (const cudaError_t error = refuse_while_capturing()) return result(error);
     run_all();
     return pinned_free(pointer) ? cudaSuccess : result(cudaErrorInvalidValue);
 }
@@ -151,12 +161,14 @@ cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned)
 {
     const Lock lock(api_mutex());
     if (!pointer || !bytes) return result(cudaErrorInvalidValue);
+    if (const cudaError_t error = refuse_while_capturing()) return result(error);
     return pinned_register(pointer, bytes) ? cudaSuccess : result(cudaErrorHostMemoryAlreadyRegistered);
 }
 
 cudaError_t cudaHostUnregister(void *pointer)
 {
     const Lock lock(api_mutex());
+    if (const cudaError_t error = refuse_while_capturing()) return result(error);
     run_all();
     return pinned_unregister(pointer) ? cudaSuccess : result(cudaErrorHostMemoryNotRegistered);
 }

@@ -191,6 +191,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle)
         stream->capture->broken = true;
         return result(cudaErrorStreamCaptureUnsupported);
     }
+    if (const cudaError_t error = refuse_while_capturing()) return result(error);
     if (stream->queue.empty()) return cudaSuccess;
     run_until({stream, stream->queue.front().sequence});
     return cudaErrorNotReady;
@@ -308,8 +309,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle)
     const Lock lock(api_mutex());
     Event *event = event_of(handle);
     if (!event) return result(cudaErrorInvalidResourceHandle);
+    if (event->moment && event->moment->capture) return result(cudaErrorCapturedEvent);
+    if (const cudaError_t error = refuse_while_capturing()) return result(error);
     if (!event->moment) return cudaSuccess;
-    if (event->moment->capture) return result(cudaErrorCapturedEvent);
     if (!event->moment->done) run_until(event->moment->place);
     return cudaSuccess;
 }
@@ -319,8 +321,9 @@ cudaError_t cudaEventQuery(cudaEvent_t handle)
     const Lock lock(api_mutex());
     Event *event = event_of(handle);
     if (!event) return result(cudaErrorInvalidResourceHandle);
+    if (event->moment && event->moment->capture) return result(cudaErrorCapturedEvent);
+    if (const cudaError_t error = refuse_while_capturing()) return result(error);
     if (!event->moment || event->moment->done) return cudaSuccess;
-    if (event->moment->capture) return result(cudaErrorCapturedEvent);
     Stream *stream = event->moment->place.stream;
     run_until({stream, stream->queue.front().sequence});
     return cudaErrorNotReady;

@@ -64,11 +64,16 @@ void run_until(const Place &place);
 void run_stream(Stream &stream);
 void run_all();
 
-/* Would this call wait for work while a capture is under way? Then it is an error, and the capture is broken. */
-cudaError_t refuse_while_capturing();
-
 /* graph.cpp */
+
+/* A call that waits, allocates or asks whether something is done, and is of no capture: refused to a thread that
+ * captures, unless relaxed, and to all while a global capture is under way. The captures that forbid it are broken. */
+cudaError_t refuse_while_capturing();
+bool thread_captures();
+
 void capture_add(Stream &stream, WorkKind kind, const char *name, std::function<void()> run);
+/* What happens whenever a graph is launched that has the node added last, before its work is queued. */
+void capture_at_launch(Stream &stream, std::function<void()> act);
 
 double seconds_now();
 

@@ -1,4 +1,4 @@
-/* Protects: memory, copies, streams, events and graphs of the runtime API: what happens when, and what is refused. */
+/* Protects: memory, copies, streams and events of the runtime API: what happens when, and what is refused. */
 #include "emu/testing.h"
 
 static __global__ void add(float *to, const float *from, int n)
@@ -12,26 +12,6 @@ static __global__ void set(float *to, float value, int n)
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < n) to[i] = value;
 }
-
-static cudaStream_t new_stream()
-{
-    cudaStream_t stream;
-    assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    return stream;
-}
-
-/* Pinned host memory. */
-struct Pinned {
-    float *at;
-    explicit Pinned(size_t n)
-    {
-        assert_cuda(cudaMallocHost(reinterpret_cast<void **>(&at), n * sizeof(float)));
-    }
-    ~Pinned()
-    {
-        cudaFreeHost(at);
-    }
-};
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -221,106 +201,12 @@ static void times(void **)
     cudaGetLastError();
 }
 
-/* ---- graphs ------------------------------------------------------------------------------------------------------ */
-
-/* Two streams, forked and joined by events; replayed, it reads what is in memory then. */
-static void replay(void **)
-{
-    const cudaStream_t stream = new_stream(), side = new_stream();
-    const Device<float> sum(std::vector<float>{0, 0, 0, 0}), in(std::vector<float>{1, 2, 3, 4}), twice(4);
-    const Pinned out(4);
-    cudaEvent_t fork, join;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    cudaStreamCaptureStatus status;
-    assert_cuda(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
-    assert_cuda(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
-    assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    assert_cuda(cudaStreamIsCapturing(stream, &status));
-    assert_int_equal(status, cudaStreamCaptureStatusActive);
-    assert_cuda(cudaEventRecord(fork, stream));
-    assert_cuda(cudaStreamWaitEvent(side, fork, 0));
-    assert_cuda(cudaMemcpyAsync(twice.get(), in.get(), 16, cudaMemcpyDeviceToDevice, side));
-    assert_cuda(MTP_LAUNCH(add, 1, 32, 0, side, twice.get(), in.get(), 4));
-    assert_cuda(cudaEventRecord(join, side));
-    assert_cuda(cudaStreamWaitEvent(stream, join, 0));
-    assert_cuda(MTP_LAUNCH(add, 1, 32, 0, stream, sum.get(), twice.get(), 4));
-    assert_cuda(cudaMemcpyAsync(out.at, sum.get(), 16, cudaMemcpyDeviceToHost, stream));
-    assert_cuda(cudaStreamEndCapture(stream, &graph));
-    assert_true(sum.read()[1] == 0.0f); /* nothing has run */
-    size_t count = 0;
-    assert_cuda(cudaGraphGetNodes(graph, nullptr, &count));
-    assert_int_equal(count, 4);
-    std::vector<cudaGraphNode_t> nodes(count);
-    assert_cuda(cudaGraphGetNodes(graph, nodes.data(), &count));
-    cudaGraphNodeType type;
-    assert_cuda(cudaGraphNodeGetType(nodes[0], &type));
-    assert_int_equal(type, cudaGraphNodeTypeMemcpy);
-    assert_cuda(cudaGraphNodeGetType(nodes[2], &type));
-    assert_int_equal(type, cudaGraphNodeTypeKernel);
-    assert_cuda(cudaGraphInstantiate(&exec, graph, 0));
-    assert_cuda(cudaGraphDestroy(graph));
-    for (int i = 0; i < 3; i++) assert_cuda(cudaGraphLaunch(exec, stream));
-    assert_cuda(cudaStreamSynchronize(stream));
-    for (int i = 0; i < 4; i++) assert_true(out.at[i] == 6.0f * static_cast<float>(i + 1));
-    assert_cuda(MTP_LAUNCH(set, 1, 32, 0, stream, in.get(), 1.0f, 4));
-    assert_cuda(cudaGraphLaunch(exec, stream));
-    assert_cuda(cudaStreamSynchronize(stream));
-    for (int i = 0; i < 4; i++) assert_true(out.at[i] == 6.0f * static_cast<float>(i + 1) + 2.0f);
-    assert_cuda(cudaGraphExecDestroy(exec));
-    assert_int_equal(cudaGraphLaunch(exec, stream), cudaErrorInvalidValue);
-    assert_cuda(cudaEventDestroy(fork));
-    assert_cuda(cudaEventDestroy(join));
-    assert_cuda(cudaStreamDestroy(stream));
-    assert_cuda(cudaStreamDestroy(side));
-    cudaGetLastError();
-}
-
-/* What waits, allocates or leaves the capture breaks it. */
-static void broken_captures(void **)
-{
-    const cudaStream_t stream = new_stream(), other = new_stream();
-    const Device<float> data(4);
-    cudaEvent_t event;
-    cudaGraph_t graph;
-    void *memory = nullptr;
-    assert_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    assert_int_equal(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), cudaErrorStreamCaptureUnsupported);
-
-    assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    assert_int_equal(cudaMalloc(&memory, 8), cudaErrorStreamCaptureUnsupported);
-    assert_int_equal(cudaStreamSynchronize(stream), cudaErrorStreamCaptureUnsupported);
-    assert_int_equal(MTP_LAUNCH(set, 1, 4, 0, stream, data.get(), 1.0f, 4), cudaErrorStreamCaptureInvalidated);
-    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
-
-    assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal)); /* a fork that is not joined */
-    assert_cuda(cudaEventRecord(event, stream));
-    assert_cuda(cudaStreamWaitEvent(other, event, 0));
-    assert_cuda(MTP_LAUNCH(set, 1, 4, 0, other, data.get(), 1.0f, 4));
-    assert_int_equal(cudaStreamEndCapture(other, &graph), cudaErrorStreamCaptureUnmatched);
-    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
-
-    assert_cuda(cudaEventRecord(event, other)); /* an event from outside */
-    assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    assert_int_equal(cudaStreamWaitEvent(stream, event, 0), cudaErrorStreamCaptureIsolation);
-    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
-
-    assert_cuda(MTP_LAUNCH(set, 1, 4, 0, stream, data.get(), 2.0f, 4)); /* and all is as before */
-    assert_cuda(cudaStreamSynchronize(stream));
-    assert_true(data.read()[0] == 2.0f);
-    assert_cuda(cudaEventDestroy(event));
-    assert_cuda(cudaStreamDestroy(stream));
-    assert_cuda(cudaStreamDestroy(other));
-    cudaGetLastError();
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory),          cmocka_unit_test(copies),  cmocka_unit_test(sources),
-        cmocka_unit_test(results),         cmocka_unit_test(queries), cmocka_unit_test(two_streams),
-        cmocka_unit_test(default_stream),  cmocka_unit_test(times),   cmocka_unit_test(replay),
-        cmocka_unit_test(broken_captures),
+        cmocka_unit_test(memory),         cmocka_unit_test(copies),  cmocka_unit_test(sources),
+        cmocka_unit_test(results),        cmocka_unit_test(queries), cmocka_unit_test(two_streams),
+        cmocka_unit_test(default_stream), cmocka_unit_test(times),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

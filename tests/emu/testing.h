@@ -53,6 +53,26 @@ class Device
     size_t count_;
 };
 
+inline cudaStream_t new_stream()
+{
+    cudaStream_t stream;
+    assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+
+/* Pinned host memory. */
+struct Pinned {
+    float *at;
+    explicit Pinned(size_t n)
+    {
+        assert_cuda(cudaMallocHost(reinterpret_cast<void **>(&at), n * sizeof(float)));
+    }
+    ~Pinned()
+    {
+        cudaFreeHost(at);
+    }
+};
+
 /* Pseudo-random numbers in [-1, 1) that are the same everywhere. */
 inline std::vector<float> numbers(size_t count, unsigned seed)
 {

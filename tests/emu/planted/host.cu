@@ -1,4 +1,4 @@
-/* Host and device memory mixed up, and memory that is not given back. */
+/* Host and device memory mixed up, memory that is not given back, and graphs whose memory is not what it was. */
 #include "planted.h"
 
 static __global__ void set(float *out, const float *in)
@@ -58,6 +58,52 @@ static int copy_behind_the_end()
     return finish(data);
 }
 
+/* A graph of set(out, in) with `in` copied from pinned memory before. */
+static cudaGraphExec_t graph_of(cudaStream_t stream, float *out, float *in, const float *pinned)
+{
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    cudaMemcpyAsync(in, pinned, 32 * sizeof(float), cudaMemcpyHostToDevice, stream);
+    MTP_LAUNCH(set, 1, 32, 0, stream, out, static_cast<const float *>(in));
+    cudaStreamEndCapture(stream, &graph);
+    cudaGraphInstantiate(&exec, graph, 0);
+    cudaGraphDestroy(graph);
+    return exec;
+}
+
+/* The host fills the block of the next launch while this one's copy has not happened. */
+static int refilled_too_early()
+{
+    float *out = zeros(32), *in = zeros(32), *pinned = nullptr;
+    cudaStream_t stream;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    cudaMallocHost(reinterpret_cast<void **>(&pinned), 32 * sizeof(float));
+    for (int i = 0; i < 32; i++) pinned[i] = 1.0f;
+    const cudaGraphExec_t exec = graph_of(stream, out, in, pinned);
+    cudaGraphLaunch(exec, stream);
+    for (int i = 0; i < 32; i++) pinned[i] = __builtin_nanf("");
+    cudaStreamSynchronize(stream);
+    cudaGraphExecDestroy(exec);
+    cudaFreeHost(pinned);
+    cudaFree(in);
+    return finish(out);
+}
+
+/* Memory that a graph reads is freed, as when a buffer grows, and the graph is launched once more. */
+static int freed_in_a_graph()
+{
+    float *out = zeros(32), *in = zeros(32), *pinned = nullptr;
+    cudaStream_t stream;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    cudaMallocHost(reinterpret_cast<void **>(&pinned), 32 * sizeof(float));
+    const cudaGraphExec_t exec = graph_of(stream, out, in, pinned);
+    cudaFree(in);
+    cudaGraphLaunch(exec, stream);
+    cudaStreamSynchronize(stream);
+    return finish(out);
+}
+
 const Planted host_bugs[] = {
     {"leak", leak},
     {"host_argument", host_argument},
@@ -65,5 +111,7 @@ const Planted host_bugs[] = {
     {"freed_argument", freed_argument},
     {"host_reads", host_reads},
     {"copy_behind_the_end", copy_behind_the_end},
+    {"refilled_too_early", refilled_too_early},
+    {"freed_in_a_graph", freed_in_a_graph},
     {nullptr, nullptr},
 };
