@@ -339,6 +339,7 @@ typedef struct mtp_device_info {
     mtp_dtype stored;      /* of activations and their gradients ("stored" views): MTP_F32 or MTP_BF16 */
     bool rows_exact;       /* row independence holds bit for bit with this BLAS; measured when the device opens */
     const char *rows_note; /* one sentence: what was measured; what follows when rows_exact is false */
+    void *stream;          /* cuda: the cudaStream_t that ops run on, for what is to run between them; else NULL */
 } mtp_device_info;
 
 /* Devices of several processes, one of each, that exchange device memory without a way through their hosts. All

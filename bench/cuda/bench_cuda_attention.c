@@ -1,5 +1,8 @@
 /* Times query-only attention, forward and backward, of one layer: documents of --document tokens packed one after the
- * other, every token a position. The rate counts the keys that a row sees: two products forward, three backward. */
+ * other, every token a position. The rate counts the keys that a row sees: two products forward, three backward. On a
+ * CUDA device in bf16 mode cuDNN's forward runs beside ours on the same inputs, or the reason why not is printed. */
+#include "base/real.h"
+#include "cuda/cudnn.h"
 #include "kernel_bench.h"
 
 static int64_t tokens = 4096, document = 4096, heads = 4, kv_heads = 1, width = 256, window = 512;
@@ -7,6 +10,7 @@ static int64_t tokens = 4096, document = 4096, heads = 4, kv_heads = 1, width = 
 typedef struct set {
     float *q, *kv, *dout; /* host */
     mtp_attention_args args;
+    cudnn_tensors cudnn;
 } set;
 
 typedef struct attention {
@@ -14,6 +18,7 @@ typedef struct attention {
     set sets[KERNEL_SETS_MOST];
     int32_t *begin, *end, *doc;
     double keys; /* that all rows see */
+    cudnn_attention *cudnn;
 } attention;
 
 static mtp_status forward(void *context, int64_t i)
@@ -47,30 +52,43 @@ static mtp_view ints(const kernel_bench *b, const int32_t *x)
     return mtp_view_1d(kernel_upload(b, x, (size_t)tokens * sizeof *x), MTP_I32, tokens);
 }
 
-static mtp_view floats(const kernel_bench *b, const float *x)
+/* Of every head of every token, in the device's dtype for activations; x NULL: an output. */
+static mtp_view stored(const kernel_bench *b, const float *x)
 {
-    const size_t bytes = (size_t)(tokens * heads * width) * sizeof *x;
-    return mtp_view_3d(x ? kernel_upload(b, x, bytes) : bench_alloc(&b->base, (int64_t)bytes, 1), MTP_F32, tokens,
-                       heads, width);
+    const mtp_dtype dtype = b->base.ops->device_info(b->base.device)->stored;
+    const int64_t count = tokens * heads * width;
+    void *memory = !x                  ? bench_alloc(&b->base, count, mtp_dtype_size(dtype))
+                   : dtype == MTP_BF16 ? kernel_upload_bf16(b, x, count)
+                                       : kernel_upload(b, x, (size_t)count * sizeof *x);
+    return mtp_view_3d(memory, dtype, tokens, heads, width);
+}
+
+static float *download(const kernel_bench *b, const void *memory, mtp_dtype dtype, int64_t count)
+{
+    void *values = kernel_download(b, memory, (size_t)count * mtp_dtype_size(dtype));
+    float *floats = kernel_host((size_t)count * sizeof *floats);
+    mtp__real_to_f32(floats, values, dtype, count);
+    free(values);
+    return floats;
 }
 
 static void make_set(attention *a, set *s)
 {
     kernel_bench *b = &a->b;
-    s->q = kernel_floats(b, tokens * heads * width, 6 / sqrtf((float)width), false);
+    s->q = kernel_floats(b, tokens * heads * width, 6 / sqrtf((float)width), true);
     s->kv = kernel_floats(b, tokens * 2 * kv_heads * width, 1, true);
-    s->dout = kernel_floats(b, tokens * heads * width, 1, false);
+    s->dout = kernel_floats(b, tokens * heads * width, 1, true);
     void *kv = kernel_upload_bf16(b, s->kv, tokens * 2 * kv_heads * width);
     s->args = (mtp_attention_args){
-        .q = floats(b, s->q),
+        .q = stored(b, s->q),
         .kv = mtp_view_4d(kv, MTP_BF16, tokens, 2, kv_heads, width),
         .key_begin = ints(b, a->begin),
         .key_end = ints(b, a->end),
         .doc_begin = ints(b, a->doc),
-        .o = floats(b, NULL),
+        .o = stored(b, NULL),
         .lse = mtp_view_2d(bench_alloc(&b->base, tokens * heads, sizeof(float)), MTP_F32, tokens, heads),
-        .do_ = floats(b, s->dout),
-        .dq = floats(b, NULL)};
+        .do_ = stored(b, s->dout),
+        .dq = stored(b, NULL)};
     const size_t forward_bytes = b->base.ops->attention_fwd_scratch(b->base.device, &s->args);
     const size_t backward_bytes = b->base.ops->attention_bwd_scratch(b->base.device, &s->args);
     s->args.scratch.size = forward_bytes > backward_bytes ? forward_bytes : backward_bytes;
@@ -117,11 +135,12 @@ static double expected(const attention *a, const set *s, int64_t r, int64_t h, d
 static void check(attention *a)
 {
     set *s = &a->sets[0];
-    const size_t bytes = (size_t)(tokens * heads * width) * sizeof(float);
+    const int64_t values = tokens * heads * width;
     bench_need(forward(a, 0));
     bench_need(backward(a, 0));
-    float *o = kernel_download(&a->b, s->args.o.data, bytes), *dq = kernel_download(&a->b, s->args.dq.data, bytes);
-    float *lse = kernel_download(&a->b, s->args.lse.data, (size_t)(tokens * heads) * sizeof(float));
+    float *o = download(&a->b, s->args.o.data, s->args.o.dtype, values);
+    float *dq = download(&a->b, s->args.dq.data, s->args.dq.dtype, values);
+    float *lse = download(&a->b, s->args.lse.data, MTP_F32, tokens * heads);
     double *want_o = kernel_host((size_t)width * sizeof *want_o),
            *want_dq = kernel_host((size_t)width * sizeof *want_dq);
     const double tolerance = a->b.fp32 ? 2e-5 : 2e-2;
@@ -139,6 +158,80 @@ static void check(attention *a)
     free(lse);
     free(want_o);
     free(want_dq);
+}
+
+/* ---- beside cuDNN ------------------------------------------------------------------------------------------------ */
+
+static mtp_status cudnn_forward(void *context, int64_t i)
+{
+    attention *a = context;
+    return cudnn_attention_run(a->cudnn, &a->sets[i].cudnn);
+}
+
+/* What cuDNN takes: documents of one length, in bf16. */
+static mtp_status cudnn_open(attention *a)
+{
+    const cudnn_shape shape = {tokens / document, document, heads, kv_heads, width, window < document ? window : 0};
+    if (a->b.fp32) return MTP_FAIL(MTP_E_UNSUPPORTED, "cuDNN's attention has no fp32");
+    if (tokens % document)
+        return MTP_FAIL(MTP_E_UNSUPPORTED, "the documents are not of one length: %lld tokens, %lld a document",
+                        (long long)tokens, (long long)document);
+    return cudnn_attention_create(&shape, a->b.base.ops->device_info(a->b.base.device)->stream, &a->cudnn);
+}
+
+static void cudnn_tensors_make(attention *a, set *s)
+{
+    const kernel_bench *b = &a->b;
+    s->cudnn = (cudnn_tensors){.q = kernel_upload_bf16(b, s->q, tokens * heads * width),
+                               .kv = s->args.kv.data,
+                               .o = bench_alloc(&b->base, tokens * heads * width, 2),
+                               .lse = bench_alloc(&b->base, tokens * heads, sizeof(float)),
+                               .workspace = bench_alloc(&b->base, (int64_t)cudnn_attention_workspace(a->cudnn), 1)};
+}
+
+/* Every output of both, of the first set. */
+static void cudnn_check(attention *a)
+{
+    const set *s = &a->sets[0];
+    const int64_t values = tokens * heads * width, rows = tokens * heads;
+    bench_need(forward(a, 0));
+    bench_need(cudnn_forward(a, 0));
+    float *o = download(&a->b, s->args.o.data, s->args.o.dtype, values);
+    float *lse = download(&a->b, s->args.lse.data, MTP_F32, rows);
+    float *their_o = download(&a->b, s->cudnn.o, MTP_BF16, values);
+    float *their_lse = download(&a->b, s->cudnn.lse, MTP_F32, rows);
+    for (int64_t i = 0; i < values; i++) kernel_check("cuDNN's o", (double)their_o[i], (double)o[i], 1, 2e-2);
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t h = 0; h < heads; h++)
+            kernel_check("cuDNN's lse", (double)their_lse[(t / document * heads + h) * document + t % document],
+                         (double)lse[t * heads + h], 1, 0.1);
+    free(o);
+    free(lse);
+    free(their_o);
+    free(their_lse);
+}
+
+static void cudnn_beside(attention *a, const char *shape, double flop, double ours)
+{
+    const mtp_status status = cudnn_open(a);
+    if (status == MTP_E_UNSUPPORTED) {
+        kernel_refused(&a->b, "attention_fwd_cudnn", shape, mtp_last_error()->message);
+        return;
+    }
+    bench_need(status);
+    for (int64_t i = 0; i < a->b.sets; i++) cudnn_tensors_make(a, &a->sets[i]);
+    cudnn_check(a);
+    const double seconds = kernel_time(&a->b, cudnn_forward, a, a->sets[0].cudnn.lse);
+    kernel_report(&a->b, "attention_fwd_cudnn", shape, seconds, flop, 0);
+    printf(
+        "{\"op\": \"attention_fwd_against_cudnn\", \"case\": \"%s\", \"library\": \"%s\", \"seconds_ratio\": %.3f}\n",
+        shape, cudnn_attention_name(a->cudnn), ours / seconds);
+    for (int64_t i = 0; i < a->b.sets; i++) {
+        const cudnn_tensors *t = &a->sets[i].cudnn;
+        void *owned[] = {(void *)(uintptr_t)t->q, t->o, t->lse, t->workspace};
+        for (size_t j = 0; j < sizeof owned / sizeof *owned; j++) bench_free(&a->b.base, owned[j]);
+    }
+    cudnn_attention_free(a->cudnn);
 }
 
 int main(int argc, char **argv)
@@ -162,7 +255,9 @@ int main(int argc, char **argv)
              (long long)window);
     const double product = 2 * a.keys * (double)(heads * width);
     const void *memory = a.sets[0].args.lse.data;
-    kernel_report(&a.b, "attention_fwd", shape, kernel_time(&a.b, forward, &a, memory), 2 * product, 0);
+    const double ours = kernel_time(&a.b, forward, &a, memory);
+    kernel_report(&a.b, "attention_fwd", shape, ours, 2 * product, 0);
+    if (a.b.base.ops->device_info(a.b.base.device)->stream) cudnn_beside(&a, shape, 2 * product, ours);
     kernel_report(&a.b, "attention_bwd", shape, kernel_time(&a.b, backward, &a, memory), 3 * product, 0);
     for (int64_t i = 0; i < a.b.sets; i++) {
         free(a.sets[i].q);

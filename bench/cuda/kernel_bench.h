@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "base/backends.h"
+#include "base/error.h"
 #include "bench.h"
 
 enum { KERNEL_SETS_MOST = 64, KERNEL_REPEATS_MOST = 1000 };
@@ -160,6 +161,19 @@ static inline void kernel_report(const kernel_bench *b, const char *op, const ch
            "\"tflops\": %.3f, \"gbytes_per_second\": %.1f}\n",
            op, shape, b->device_name, b->fp32 ? "fp32" : "bf16", seconds, 1e-12 * flop / seconds,
            1e-9 * bytes / seconds);
+    fflush(stdout);
+}
+
+/* In place of a report: why there are no numbers. */
+static inline void kernel_refused(const kernel_bench *b, const char *op, const char *shape, const char *why)
+{
+    printf("{\"op\": \"%s\", \"case\": \"%s\", \"device\": \"%s\", \"refused\": \"", op, shape, b->device_name);
+    for (; *why; why++)
+        if (*why == '"' || *why == '\\')
+            printf("\\%c", *why);
+        else
+            putchar((unsigned char)*why < ' ' ? ' ' : *why);
+    printf("\"}\n");
     fflush(stdout);
 }
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# headers.sh: the directories of CUDA's headers (runtime, bf16, cuBLASLt, NCCL) on the last line, separated by semicolons: those
-# of the toolkit that an nvcc stands in, else of packages from PyPI in a virtual environment outside of the tree
+# headers.sh: the directories of CUDA's headers (runtime, bf16, cuBLASLt, NCCL, cuDNN) on the last line, separated by semicolons:
+# those of the toolkit that an nvcc stands in, else of packages from PyPI in a virtual environment outside of the tree
 # ($MTP_PEERS_DIR, ${XDG_CACHE_HOME:-~/.cache}/mtp unless set). That environment also has an nvcc.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -12,7 +12,10 @@ toolkit()
     [ -x "$nvcc" ] || return 1
     local root
     root=$(cd "$(dirname "$(realpath "$nvcc")")/.." && pwd)
-    [ -e "$root/include/cuda_runtime_api.h" ] && [ -e "$root/include/cublasLt.h" ] && [ -e "$root/include/nccl.h" ] || return 1
+    local header
+    for header in cuda_runtime_api.h cublasLt.h nccl.h cudnn_graph.h; do
+        [ -e "$root/include/$header" ] || return 1
+    done
     echo "$root/include"
 }
 if [ -z "${MTP_CUDA_FROM_PYPI:-}" ] && toolkit; then
@@ -44,5 +47,5 @@ if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$wanted" ]; then
     done
     echo "$wanted" >"$venv/.requirements"
 fi
-find "$venv" -type f \( -name cuda_runtime_api.h -o -name cublasLt.h -o -name nccl.h -o -path '*/crt/host_defines.h' \) |
+find "$venv" -type f \( -name cuda_runtime_api.h -o -name cublasLt.h -o -name nccl.h -o -name cudnn_graph.h -o -path '*/crt/host_defines.h' \) |
     sed -E 's,/(crt/)?[^/]*$,,' | sort -u | paste -sd ';'
