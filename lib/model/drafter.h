@@ -48,6 +48,9 @@ struct mtp_drafter {
     void *values;                     /* device memory behind all value pointers, one block */
     void *grads;                      /* device memory behind all grad pointers, one block */
     int64_t num_grads;                /* floats in it */
+    mtp_view embedding;               /* device [V, Hb]: the table of a verifier; data NULL: not held (embedding.h) */
+    const void *embedding_of;         /* the host table that it is a copy of */
+    int embedding_holders;
 };
 
 /* Gradient memory for the parameters that are trained now (one zeroed block). Called once by a trainer. */

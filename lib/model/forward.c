@@ -137,9 +137,9 @@ mtp_status mtp__step_forward(mtp__step *step, int32_t k)
     const mtp_view embedding = mtp__first_rows(draft->embedding, rows);
     const mtp_view x0 = mtp__first_rows(draft->layers[0].x_in, rows), w = mtp__param_value(drafter->pre_projection);
 
-    mtp_embed_args embed = {.y = embedding};
-    MTP_TRY(mtp__stage_rows(&step->stage, step->table, step->host_ids, mtp__first_rows(step->tokens, rows), rows,
-                            &embed.table, &embed.ids));
+    mtp_embed_args embed = {.table = step->device_table, .ids = mtp__first_rows(step->tokens, rows), .y = embedding};
+    if (!step->device_table.data)
+        MTP_TRY(mtp__stage_rows(&step->stage, step->table, step->host_ids, embed.ids, rows, &embed.table, &embed.ids));
     MTP_TRY(step->context->ops->embed_fwd(step->context->device, &embed));
     MTP_TRY(mtp__step_linear_fwd(step, embedding, mtp_view_cols(w, 0, Hb), x0, MTP_OVERWRITE));
     MTP_TRY(

@@ -5,9 +5,8 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "model/embedding.h"
 #include "model/workspace.h"
-
-enum { DEFAULT_ROWS_PER_CHUNK = 512 };
 
 void mtp__step_weights(const mtp_step_config *config, double *weights)
 {
@@ -57,7 +56,12 @@ static mtp_status prepare(mtp__step *step, const mtp_drafter_config *drafter, co
     MTP_TRY(check_config(config, drafter));
     step->config = *config;
     step->mode = mode;
-    step->Rc = config->rows_per_chunk ? config->rows_per_chunk : DEFAULT_ROWS_PER_CHUNK;
+    const bool host = step->context->ops->memory_is_host;
+    step->Rc = config->rows_per_chunk ? config->rows_per_chunk
+               : host                 ? MTP__ROWS_PER_CHUNK_HOST
+                                      : MTP__ROWS_PER_CHUNK_DEVICE;
+    if (config->logits_budget == 0)
+        step->config.logits_budget = (size_t)(host ? MTP__LOGITS_MIB_HOST : MTP__LOGITS_MIB_DEVICE) << 20;
     const size_t K = (size_t)config->num_speculative_steps, Mc = K * (size_t)step->Rc;
     step->drafts = calloc(K, sizeof *step->drafts);
     step->host_ids = calloc(3 * Mc, sizeof *step->host_ids);
@@ -133,6 +137,7 @@ mtp_status mtp__step_create(mtp_drafter *drafter, const mtp_verifier *verifier, 
     created->context = drafter->context;
     created->drafter = drafter;
     created->table = mtp_verifier_embedding(verifier);
+    created->device_table = mtp__embedding_held(drafter, verifier);
     mtp_status status = prepare(created, &drafter->config, config, mode);
     if (status == MTP_OK) status = build(created, drafter);
     if (status != MTP_OK) {

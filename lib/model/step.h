@@ -14,6 +14,11 @@
 
 typedef struct mtp__step mtp__step;
 
+/* Sizes of a step whose configuration leaves them to the device (0): one that is kept busy by few rows, in memory that
+ * others need too, and one that wants many at once. */
+enum { MTP__ROWS_PER_CHUNK_HOST = 512, MTP__ROWS_PER_CHUNK_DEVICE = 8192 };
+enum { MTP__LOGITS_MIB_HOST = 256, MTP__LOGITS_MIB_DEVICE = 2048 };
+
 /* Sums of one run over its supervised rows, per step k. */
 typedef struct mtp__step_sums {
     double loss;          /* sum of l_rk */

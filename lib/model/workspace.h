@@ -40,7 +40,8 @@ typedef struct mtp__saved_draft {
 struct mtp__step {
     mtp_context *context;
     mtp_drafter *drafter;
-    mtp_view table; /* the verifier's embedding [V, Hb], host */
+    mtp_view table;        /* the verifier's embedding [V, Hb], host */
+    mtp_view device_table; /* the same as ops may be given it; data NULL: rows are brought as they are needed (stage) */
     mtp_step_config config;
     mtp__step_mode mode;
     int64_t Rc;           /* rows of a chunk */

@@ -7,9 +7,10 @@
 
 #include "base/file.h"
 #include "formats/toml.h"
+#include "model/step.h"
 #include "mtp/suggest.h"
 
-enum { MAX_FIELDS = 96 };
+enum { MAX_FIELDS = 96, FEWEST_ROWS = 64 };
 typedef enum config_source { FROM_DEFAULTS, FROM_FILE, FROM_OVERRIDE } config_source;
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
@@ -340,6 +341,10 @@ static mtp_status check_evaluation(const mtp_train_config *c)
         return mtp__config_fail(c, "eval_steps", "needs eval_data or validation_share, in [data]");
     if (c->precision == MTP_PRECISION_BF16 && strcmp(c->device, "cpu") == 0)
         return mtp__config_fail(c, "precision", "\"bf16\" needs device = \"cuda\"; device \"cpu\" computes in fp32");
+    if (c->rows_per_chunk > 0 && c->rows_per_chunk < FEWEST_ROWS)
+        return mtp__config_fail(c, "rows_per_chunk",
+                                "%lld: must be from %d to 1048576, or 0 for the default of the device",
+                                (long long)c->rows_per_chunk, (int)FEWEST_ROWS);
     if (c->keep_best && c->eval_steps == 0) return mtp__config_fail(c, "keep_best", "needs eval_steps, in [train]");
     if (c->patience > 0 && c->eval_steps == 0) return mtp__config_fail(c, "patience", "needs eval_steps, in [train]");
     return MTP_OK;
@@ -433,6 +438,14 @@ mtp_status mtp_train_config_check_paths(const mtp_train_config *config)
 
 /* ---- for others ----------------------------------------------------------------------------------------------- */
 
+/* A chunk never has more rows than a micro-batch has tokens. */
+static int64_t rows_per_chunk(const mtp_train_config *c)
+{
+    if (c->rows_per_chunk > 0) return c->rows_per_chunk;
+    if (strcmp(c->device, "cpu") == 0) return MTP__ROWS_PER_CHUNK_HOST;
+    return c->tokens_per_batch < MTP__ROWS_PER_CHUNK_DEVICE ? c->tokens_per_batch : MTP__ROWS_PER_CHUNK_DEVICE;
+}
+
 mtp_step_config mtp__config_step(const mtp_train_config *c)
 {
     return (mtp_step_config){.num_speculative_steps = (int32_t)c->num_speculative_steps,
@@ -442,7 +455,7 @@ mtp_step_config mtp__config_step(const mtp_train_config *c)
                              .step_weight_beta = c->step_weight_beta,
                              .centroid_weight = c->centroid_weight,
                              .detach_state = c->detach_state,
-                             .rows_per_chunk = c->rows_per_chunk,
+                             .rows_per_chunk = rows_per_chunk(c),
                              .logits_budget = (size_t)c->logits_budget_mib << 20};
 }
 

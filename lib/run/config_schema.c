@@ -10,6 +10,7 @@ static const char *const heads[] = {"flat", "masked", "hierarchical", "auto", NU
 static const char *const feedings[] = {"teacher", "self", NULL};
 static const char *const distributed_backends[] = {"auto", "gloo", "nccl", NULL};
 static const char *const precisions[] = {"fp32", "bf16", NULL};
+static const char *const embedding_places[] = {"auto", "on", "off", NULL};
 static const char *const schedulers[] = {"constant", "linear", "cosine", "wsd", NULL};
 
 #define AT(key) offsetof(mtp_train_config, key)
@@ -165,10 +166,16 @@ static const mtp__field fields[] = {
      .help = "Threads of the computation; 0: the cores this process may use. No result depends on it."},
     {KEY("device", isa, STRING), .value = "\"\"", FREE,
      .help = "cpu: \"plain\", \"avx2\" or \"avx512\"; \"\": the best this machine has. Bits depend on it."},
-    {KEY("device", rows_per_chunk, INT), .value = "512", RANGE(64, 1048576), FREE,
-     .help = "Rows computed at once: memory against speed. Only the order of float sums depends on it."},
-    {KEY("device", logits_budget_mib, INT), .value = "256", RANGE(1, 1048576), FREE,
-     .help = "MiB of logits that the flat head holds at once. Only the order of float sums depends on it."},
+    {KEY("device", rows_per_chunk, INT), .value = "0", RANGE(0, 1048576), FREE,
+     .help = "Rows computed at once, 64 or more: memory against speed. Only the order of float sums depends on it. 0: 512 on a "
+             "CPU; on a GPU, which many keep busy, tokens_per_batch but at most 8192."},
+    {KEY("device", logits_budget_mib, INT), .value = "0", RANGE(0, 1048576), FREE,
+     .help = "MiB of logits that the flat head holds at once. Only the order of float sums depends on it. 0: 256 on a CPU, 2048 "
+             "on a GPU."},
+    {KEY("device", embedding_on_device, CHOICE), .value = "\"auto\"", .choices = embedding_places, FREE,
+     .help = "Keep the verifier's embedding table in the GPU's memory, so that tokens go there as ids alone. \"auto\": when it "
+             "fits beside everything else that the run needs, with a margin (the log and `mtp plan` say it); \"off\": the rows "
+             "that a step needs are brought from host memory. No result depends on it; not used by device \"cpu\"."},
 
     {KEY("distributed", backend, CHOICE), .value = "\"auto\"", .choices = distributed_backends, FREE,
      .help = "What ranks exchange gradients and weights by: \"gloo\" between CPUs, and between GPUs through host memory; "

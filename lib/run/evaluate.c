@@ -6,9 +6,12 @@
 #include <time.h>
 
 #include "base/error.h"
+#include "model/drafter.h"
+#include "model/embedding.h"
 #include "model/step.h"
 #include "run/acceptance.h"
 #include "run/evaluate.h"
+#include "run/plan.h"
 
 enum { DEFAULT_STEPS = 3, DEFAULT_TOKENS = 8192 };
 
@@ -26,6 +29,8 @@ struct mtp_evaluator {
     int32_t *drafts;   /* [K, rows] */
     int32_t *kept;     /* [rows] */
     mtp__ranks *ranks; /* who shares the batches; NULL: alone */
+    mtp_plan *plan;    /* of its device memory; NULL when that is somebody else's business */
+    bool holds_embedding;
 };
 
 /* ---- layout --------------------------------------------------------------------------------------------------- */
@@ -120,18 +125,52 @@ static mtp_status create_steps(mtp_evaluator *evaluator, const mtp_verifier *ver
     return mtp__step_create(evaluator->drafter, verifier, &evaluator->loss, MTP__STEP_EVALUATE, &evaluator->teaching);
 }
 
-static mtp_status build(mtp_evaluator *evaluator, const mtp_verifier *verifier, const mtp_evaluator_options *options)
+/* Does it fit beside what the device holds already, and the verifier's table too. */
+static mtp_status plan_memory(mtp_evaluator *evaluator, const mtp_verifier *verifier, int64_t most_tokens)
+{
+    static const char remedy[] = "--embedding-on-device off (verifier embedding), fewer --num-speculative-steps, or "
+                                 "another --device; the drafter itself is there already";
+    const mtp_drafter *drafter = evaluator->drafter;
+    const mtp_view table = mtp_verifier_embedding(verifier);
+    const mtp__plan_verifier known = {.config = mtp_verifier_get_config(verifier),
+                                      .embedding_value = mtp_dtype_size(table.dtype)};
+    const int steps = evaluator->options.acceptance_only ? 1 : 2;
+    MTP_TRY(mtp__plan_new(drafter->context, remedy, &evaluator->plan));
+    MTP_TRY(mtp__plan_evaluation(evaluator->plan, &drafter->config, drafter->context, &evaluator->loss, steps));
+    MTP_TRY(mtp__plan_kv(evaluator->plan, known.config, most_tokens, steps));
+    MTP_TRY(mtp__plan_embedding(evaluator->plan, drafter->context, evaluator->options.embedding_on_device, &known));
+    return mtp__plan_check(evaluator->plan);
+}
+
+static mtp_status place_embedding(mtp_evaluator *evaluator, const mtp_verifier *verifier, int64_t most_tokens)
+{
+    if (evaluator->drafter->context->ops->memory_is_host) return MTP_OK;
+    MTP_TRY(plan_memory(evaluator, verifier, most_tokens));
+    mtp__plan_log_embedding(evaluator->plan, evaluator->drafter->context->logger);
+    if (!evaluator->plan->embedding_on_device) return MTP_OK;
+    MTP_TRY(mtp__embedding_hold(evaluator->drafter, verifier));
+    evaluator->holds_embedding = true;
+    return MTP_OK;
+}
+
+static mtp_status build(mtp_evaluator *evaluator, const mtp_verifier *verifier, const mtp_evaluator_options *options,
+                        bool planned)
 {
     int64_t most_tokens = 0, most_documents = 0;
     MTP_TRY(resolve(evaluator, options));
     MTP_TRY(allocate_plan(evaluator));
     MTP_TRY(plan(evaluator, &most_tokens, &most_documents));
+    /* a chunk never has more rows than a batch has tokens */
+    if (evaluator->loss.rows_per_chunk == 0 && !evaluator->drafter->context->ops->memory_is_host)
+        evaluator->loss.rows_per_chunk =
+            most_tokens < MTP__ROWS_PER_CHUNK_DEVICE ? most_tokens : MTP__ROWS_PER_CHUNK_DEVICE;
     MTP_TRY(allocate_rows(evaluator, most_tokens, most_documents));
+    if (!planned) MTP_TRY(place_embedding(evaluator, verifier, most_tokens));
     return create_steps(evaluator, verifier);
 }
 
-mtp_status mtp_evaluator_create(mtp_drafter *drafter, const mtp_verifier *verifier, const mtp_dataset *dataset,
-                                const mtp_evaluator_options *options, mtp_evaluator **evaluator)
+static mtp_status create(mtp_drafter *drafter, const mtp_verifier *verifier, const mtp_dataset *dataset,
+                         const mtp_evaluator_options *options, bool planned, mtp_evaluator **evaluator)
 {
     MTP_REQUIRE(drafter && verifier && dataset && options && evaluator);
     *evaluator = NULL;
@@ -139,8 +178,9 @@ mtp_status mtp_evaluator_create(mtp_drafter *drafter, const mtp_verifier *verifi
     if (!created) return MTP_FAIL(MTP_E_MEMORY, "out of memory for an evaluator");
     created->drafter = drafter;
     created->dataset = dataset;
-    const mtp_status status = build(created, verifier, options);
+    mtp_status status = build(created, verifier, options, planned);
     if (status != MTP_OK) {
+        status = mtp__plan_explain(created->plan, status);
         mtp_evaluator_free(created);
         return status;
     }
@@ -148,11 +188,25 @@ mtp_status mtp_evaluator_create(mtp_drafter *drafter, const mtp_verifier *verifi
     return MTP_OK;
 }
 
+mtp_status mtp_evaluator_create(mtp_drafter *drafter, const mtp_verifier *verifier, const mtp_dataset *dataset,
+                                const mtp_evaluator_options *options, mtp_evaluator **evaluator)
+{
+    return create(drafter, verifier, dataset, options, false, evaluator);
+}
+
+mtp_status mtp__evaluator_create(mtp_drafter *drafter, const mtp_verifier *verifier, const mtp_dataset *dataset,
+                                 const mtp_evaluator_options *options, mtp_evaluator **evaluator)
+{
+    return create(drafter, verifier, dataset, options, true, evaluator);
+}
+
 void mtp_evaluator_free(mtp_evaluator *evaluator)
 {
     if (!evaluator) return;
     mtp__step_free(evaluator->drafting);
     mtp__step_free(evaluator->teaching);
+    if (evaluator->holds_embedding) mtp__embedding_drop(evaluator->drafter);
+    mtp_plan_free(evaluator->plan);
     mtp__rows_free(&evaluator->rows);
     free(evaluator->batch_begin);
     free(evaluator->samples);
@@ -341,7 +395,7 @@ mtp_status mtp_evaluator_run(mtp_evaluator *evaluator, mtp_evaluation *evaluatio
     clock_gettime(CLOCK_MONOTONIC, &to);
     if (status != MTP_OK) {
         mtp_evaluation_free(evaluation);
-        return status;
+        return mtp__plan_explain(evaluator->plan, status);
     }
     evaluation->seconds = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
     return MTP_OK;

@@ -144,7 +144,9 @@ static mtp_status step_bytes(const mtp_drafter_config *config, int64_t K, uint64
     const mtp_step_config step = {.num_speculative_steps = (int32_t)K,
                                   .head_mode = config->ordered ? MTP_HEAD_MASKED : MTP_HEAD_FLAT,
                                   .step_weight_beta = 0.6,
-                                  .centroid_weight = config->ordered ? 1 : 0};
+                                  .centroid_weight = config->ordered ? 1 : 0,
+                                  .rows_per_chunk = MTP__ROWS_PER_CHUNK_DEVICE,
+                                  .logits_budget = (size_t)MTP__LOGITS_MIB_DEVICE << 20};
     mtp_context *context = NULL;
     mtp__arena arena;
     MTP_TRY(mtp_context_create(&options, &context));

@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "model/embedding.h"
 #include "run/config.h"
 #include "run/evaluate.h"
+#include "run/plan.h"
 
 static mtp_status no_memory(void)
 {
@@ -31,14 +33,36 @@ uint64_t mtp__trainer_verifier_fingerprint(const mtp_verifier *verifier)
 
 /* ---- model ---------------------------------------------------------------------------------------------------- */
 
+/* Before anything is allocated: does all of it fit, and the verifier's table too. */
+static mtp_status plan_memory(mtp__trainer *t)
+{
+    const mtp_view table = mtp_verifier_embedding(t->verifier);
+    const mtp__plan_verifier known = {.config = mtp_verifier_get_config(t->verifier),
+                                      .embedding_value = mtp_dtype_size(table.dtype)};
+    mtp_drafter_config drafter = {0};
+    if (t->context->ops->memory_is_host) return MTP_OK;
+    MTP_TRY(mtp_drafter_config_read(t->config->drafter, &drafter));
+    const mtp_status status = mtp__plan_of(t->config, &drafter, &known, t->ranks->world_size, t->context, &t->plan);
+    mtp_drafter_config_free(&drafter);
+    MTP_TRY(status);
+    MTP_TRY(mtp__plan_check(t->plan));
+    mtp__plan_log_embedding(t->plan, t->logger);
+    return MTP_OK;
+}
+
 static mtp_status open_model(mtp__trainer *t)
 {
     const mtp_train_config *c = t->config;
     const mtp_context_options options = mtp__config_context(c, t->logger);
     MTP_TRY(mtp_context_create(&options, &t->context));
     MTP_TRY(mtp_verifier_open(c->verifier, *c->embedding_from ? c->embedding_from : NULL, &t->verifier));
+    MTP_TRY(plan_memory(t));
     MTP_TRY(mtp_drafter_load(t->context, c->drafter, &t->drafter));
     MTP_TRY_AT(mtp_verifier_check_drafter(t->verifier, mtp_drafter_get_config(t->drafter)), "drafter %s", c->drafter);
+    if (t->plan && t->plan->embedding_on_device) {
+        MTP_TRY(mtp__embedding_hold(t->drafter, t->verifier));
+        t->holds_embedding = true;
+    }
     for (int64_t i = 0; i < c->freeze.count; i++) {
         if (mtp_drafter_freeze(t->drafter, c->freeze.items[i]) != MTP_OK)
             return mtp__config_fail(c, "freeze", "%s", mtp_last_error()->message);
@@ -233,9 +257,19 @@ static mtp_status open_evaluator(mtp__trainer *t, const mtp__trainer_options *op
                                              .progress = options->progress,
                                              .user = options->user};
     if (!t->eval_data) return MTP_OK;
-    MTP_TRY_AT(mtp_evaluator_create(t->drafter, t->verifier, t->eval_data, &evaluator, &t->evaluator), "eval_data");
+    MTP_TRY_AT(mtp__evaluator_create(t->drafter, t->verifier, t->eval_data, &evaluator, &t->evaluator), "eval_data");
     mtp__evaluator_share(t->evaluator, t->ranks);
     return MTP_OK;
+}
+
+static mtp_status open_all(mtp__trainer *t, const mtp__trainer_options *options)
+{
+    MTP_TRY(open_model(t));
+    MTP_TRY(open_data(t));
+    MTP_TRY(plan_length(t));
+    MTP_TRY(open_optimizer(t));
+    MTP_TRY(open_step(t));
+    return open_evaluator(t, options);
 }
 
 mtp_status mtp__trainer_open(const mtp_train_config *config, const mtp__trainer_options *options, mtp__trainer *t)
@@ -245,12 +279,7 @@ mtp_status mtp__trainer_open(const mtp_train_config *config, const mtp__trainer_
                         .ranks = options->ranks,
                         .begin = options->begin,
                         .accumulation = config->gradient_accumulation_steps};
-    MTP_TRY(open_model(t));
-    MTP_TRY(open_data(t));
-    MTP_TRY(plan_length(t));
-    MTP_TRY(open_optimizer(t));
-    MTP_TRY(open_step(t));
-    return open_evaluator(t, options);
+    return mtp__plan_explain(t->plan, open_all(t, options));
 }
 
 /* What gradients and weights travel by. */
@@ -296,6 +325,8 @@ void mtp__trainer_close(mtp__trainer *t)
     mtp_loader_free(t->loader);
     mtp_dataset_close(t->eval_data);
     mtp_dataset_close(t->train_data);
+    if (t->holds_embedding) mtp__embedding_drop(t->drafter);
+    mtp_plan_free(t->plan);
     mtp_drafter_free(t->drafter);
     mtp_verifier_close(t->verifier);
     mtp_context_free(t->context);

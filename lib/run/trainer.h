@@ -42,6 +42,8 @@ typedef struct mtp__trainer {
     mtp_comm *device_comm;     /* for gradients and weights: that of the ranks, or between GPUs; NULL for one rank */
     bool staged;               /* it takes host memory, and the device's is another */
     mtp__buckets *buckets;     /* of the gradients; NULL for one rank */
+    mtp_plan *plan;            /* of the memory; NULL before it is made, and where device memory is that of the host */
+    bool holds_embedding;      /* of the verifier, on the device */
     bool sharded_moments;      /* the optimizer has this rank's share of them only (zero_stage 1) */
 } mtp__trainer;
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "optim/share.h"
+#include "run/plan.h"
 #include "run/trainer.h"
 
 /* This rank's micro-batches of the update: all of accumulation but at the end of a run given in epochs, whose last
@@ -197,7 +198,7 @@ static mtp_status update(mtp__trainer *t, int64_t done, bool stop, mtp__update *
 mtp_status mtp__trainer_update(mtp__trainer *t, int64_t done, bool stop, mtp__update *u)
 {
     *u = (mtp__update){.step = done + 1};
-    const mtp_status status = update(t, done, stop, u);
+    const mtp_status status = mtp__plan_explain(t->plan, update(t, done, stop, u));
     release_batches(t);
     return status;
 }

@@ -118,6 +118,7 @@ static mtp_status open_data(golden_case *c, const mtp_context_options *device)
     MTP_TRY(mtp__rows_create(c->batch->batch * c->batch->seq, c->config.num_speculative_steps, &c->rows));
     MTP_TRY(mtp__rows_build(c->batch, MTP__ROWS_SUPERVISED, NULL, &c->rows));
     mtp__rows_count(&c->rows, c->counts);
+    if (c->rows.num_rows < MTP__ROWS_PER_CHUNK_HOST) c->config.rows_per_chunk = MTP__ROWS_PER_CHUNK_HOST;
     MTP_TRY(mtp_safetensors_open(path_of(path, sizeof path, c, "expected.safetensors"), &c->expected));
     if (c->has_curve) MTP_TRY(mtp_safetensors_open(path_of(path, sizeof path, c, "curve.safetensors"), &c->curve));
     return MTP_OK;

@@ -1,6 +1,7 @@
 /* mtp eval: how many drafts of a drafter a verifier would accept. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "commands.h"
 #include "inputs.h"
@@ -10,8 +11,18 @@
 typedef struct eval_options {
     inputs_options inputs;
     int64_t num_speculative_steps, position_offset;
+    const char *embedding_on_device;
     bool json;
 } eval_options;
+
+static const char *const embedding_places[] = {"auto", "on", "off", NULL};
+
+static mtp_embedding_place embedding_place(const char *name)
+{
+    int place = MTP_EMBEDDING_AUTO;
+    while (name && strcmp(name, embedding_places[place]) != 0) place++;
+    return (mtp_embedding_place)place;
+}
 
 static bool parse(int argc, char **argv, eval_options *options, int *exit_code)
 {
@@ -49,6 +60,14 @@ static bool parse(int argc, char **argv, eval_options *options, int *exit_code)
                               "Threads. Default: the cores this process may use. The results do not depend on it."),
         inputs_option_device(&options->inputs.device),
         inputs_option_embedding_from(&options->inputs.embedding_from),
+        {.name = "embedding-on-device",
+         .kind = ARGS_CHOICE,
+         .target = &options->embedding_on_device,
+         .value = "PLACE",
+         .choices = embedding_places,
+         .help =
+             "Keep the verifier's embedding table in the GPU's memory: auto (the default: when it fits), on or off. "
+             "The results do not depend on it."},
     };
     const args_spec spec = {
         .command = "mtp eval",
@@ -105,6 +124,8 @@ static mtp_status evaluate(const eval_options *options, inputs *opened)
     mtp_evaluation evaluation = {0};
     const mtp_evaluator_options evaluator_options = {.num_speculative_steps = (int32_t)options->num_speculative_steps,
                                                      .position_offset = (int32_t)options->position_offset,
+                                                     .embedding_on_device =
+                                                         embedding_place(options->embedding_on_device),
                                                      .progress = inputs_progress};
     mtp_status status = inputs_open(&options->inputs, opened);
     if (status == MTP_OK)

@@ -1,5 +1,6 @@
 /* mtp plan: who needs how much memory, before anything is allocated. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "args.h"
@@ -14,40 +15,55 @@ static double mib(uint64_t bytes)
     return (double)bytes / (1024 * 1024);
 }
 
-static void print_line(const char *what, uint64_t bytes, const char *note)
+static void print_file(const char *what, uint64_t bytes, const char *note)
 {
-    printf("%-32s %12.1f%s%s\n", what, mib(bytes), *note ? "  " : "", note);
+    printf("%-32s %12.1f  %s\n", what, mib(bytes), note);
 }
 
-static void print_table(const mtp_plan *plan)
+static mtp_status print_table(const mtp_plan *plan)
 {
-    printf("%-32s %12s\n", "memory", "MiB");
-    for (int64_t i = 0; i < plan->num_lines; i++) {
-        const mtp_plan_line *line = &plan->lines[i];
-        if (!line->mapped) print_line(line->what, line->bytes, line->note);
-    }
-    print_line("total", plan->total_bytes, "");
-    putchar('\n');
-    for (int64_t i = 0; i < plan->num_lines; i++) {
-        const mtp_plan_line *line = &plan->lines[i];
-        if (line->mapped) print_line(line->what, line->bytes, line->note);
-    }
-    print_line("checkpoint", plan->checkpoint_bytes, "on disk, each");
-    print_line("export", plan->export_bytes, "on disk");
+    char *table = NULL;
+    const mtp_status status = mtp_plan_table(plan, &table);
+    if (status != MTP_OK) return status;
+    fputs(table, stdout);
+    free(table);
+    print_file("checkpoint", plan->checkpoint_bytes, "on disk, each");
+    print_file("export", plan->export_bytes, "on disk");
     printf("\n%lld parameters, %lld of them trained\n", (long long)plan->num_parameters, (long long)plan->num_trained);
+    if (plan->has_device && plan->device_bytes > plan->device_free)
+        printf("\ndoes not fit: %.1f MiB more than are free; less is needed with %s\n",
+               mib(plan->device_bytes - plan->device_free), plan->remedy);
+    return MTP_OK;
 }
 
-/* Names and notes are ours: no character in them needs an escape. */
+/* Names and notes are ours: quotation marks are all in them that needs an escape. */
+static void print_string(const char *text)
+{
+    putchar('"');
+    for (; *text; text++) {
+        if (*text == '"') putchar('\\');
+        putchar(*text);
+    }
+    putchar('"');
+}
+
 static void print_json(const mtp_plan *plan)
 {
-    printf("{\"parameters\": %lld, \"trained\": %lld, \"total_bytes\": %llu, \"checkpoint_bytes\": %llu, "
-           "\"export_bytes\": %llu, \"memory\": [",
+    printf("{\"parameters\": %lld, \"trained\": %lld, \"total_bytes\": %llu, \"device_bytes\": %llu, "
+           "\"host_bytes\": %llu, \"checkpoint_bytes\": %llu, \"export_bytes\": %llu, ",
            (long long)plan->num_parameters, (long long)plan->num_trained, (unsigned long long)plan->total_bytes,
+           (unsigned long long)plan->device_bytes, (unsigned long long)plan->host_bytes,
            (unsigned long long)plan->checkpoint_bytes, (unsigned long long)plan->export_bytes);
+    if (plan->has_device)
+        printf("\"device_free_bytes\": %llu, \"device_total_bytes\": %llu, ", (unsigned long long)plan->device_free,
+               (unsigned long long)plan->device_total);
+    fputs("\"memory\": [", stdout);
     for (int64_t i = 0; i < plan->num_lines; i++) {
         const mtp_plan_line *line = &plan->lines[i];
-        printf("%s{\"what\": \"%s\", \"note\": \"%s\", \"bytes\": %llu, \"mapped\": %s}", i ? ", " : "", line->what,
-               line->note, (unsigned long long)line->bytes, line->mapped ? "true" : "false");
+        printf("%s{\"what\": \"%s\", \"note\": ", i ? ", " : "", line->what);
+        print_string(line->note);
+        printf(", \"bytes\": %llu, \"mapped\": %s, \"on_device\": %s}", (unsigned long long)line->bytes,
+               line->mapped ? "true" : "false", line->on_device ? "true" : "false");
     }
     fputs("]}\n", stdout);
 }
@@ -59,7 +75,7 @@ static mtp_status plan(const char *path, const args_list *overrides, int64_t wor
     mtp_status status = mtp_train_config_load(path, overrides->items, overrides->count, &config);
     if (status == MTP_OK) status = mtp_plan_create(config, world_size, program_logger(), &made);
     if (status == MTP_OK && json) print_json(made);
-    if (status == MTP_OK && !json) print_table(made);
+    if (status == MTP_OK && !json) status = print_table(made);
     mtp_plan_free(made);
     mtp_train_config_free(config);
     return status;

@@ -30,6 +30,9 @@ typedef struct mtp_evaluator_options {
      * NULL: masked for ordered heads and flat for dense ones, beta 0.6, centroid_weight 1 for ordered heads, the
      * default sizes. */
     const mtp_step_config *loss;
+    /* With MTP_EMBEDDING_AUTO the drafter's device gets the verifier's table when it fits. Not used when the device's
+     * memory is that of the host. */
+    mtp_embedding_place embedding_on_device;
     bool acceptance_only;     /* leave out loss, accuracy and centroid_miss (about half of the time) */
     int64_t tokens_per_batch; /* documents are packed up to this many tokens, a longer one stands alone; 0: 8192. No
                                  figure depends on it but for the float order of the loss sums */
@@ -105,7 +108,8 @@ typedef struct mtp_evaluator mtp_evaluator;
 
 /* An evaluator of the drafter as it stands in memory at each run, over every sample of the data set. All three must
  * outlive it. Steps and batches are laid out here, so that a run does only the computing and the reading. MTP_E_CONFIG
- * for options out of range; MTP_E_DATA when no sample has a round or the drafter does not fit the verifier. */
+ * for options out of range; MTP_E_DATA when no sample has a round or the drafter does not fit the verifier;
+ * MTP_E_MEMORY with a table of who needs how much when the device has too little. */
 MTP_API mtp_status mtp_evaluator_create(mtp_drafter *drafter, const mtp_verifier *verifier, const mtp_dataset *dataset,
                                         const mtp_evaluator_options *options, mtp_evaluator **evaluator);
 MTP_API void mtp_evaluator_free(mtp_evaluator *evaluator); /* accepts NULL */

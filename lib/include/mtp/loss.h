@@ -23,6 +23,13 @@ typedef enum mtp_feeding {
 
 enum { MTP_MAX_SPECULATIVE_STEPS = 64 }; /* the most draft steps K anywhere */
 
+/* Where the verifier's embedding table is read from by a device that has memory of its own. */
+typedef enum mtp_embedding_place {
+    MTP_EMBEDDING_AUTO, /* from there when it fits beside everything else, with a margin */
+    MTP_EMBEDDING_ON,   /* from there; too little memory is an error */
+    MTP_EMBEDDING_OFF   /* from host memory: the rows that are needed are brought */
+} mtp_embedding_place;
+
 /* One forward (and backward) of a drafter over rows. */
 typedef struct mtp_step_config {
     int32_t num_speculative_steps; /* K, 1..MTP_MAX_SPECULATIVE_STEPS */
@@ -33,8 +40,8 @@ typedef struct mtp_step_config {
     double centroid_weight;  /* weight of the centroid cross-entropy; ordered heads with flat or masked */
     bool detach_state;       /* cut the gradient between draft steps */
     int64_t rows_per_chunk; /* rows computed at once (memory), >= 1; results do not depend on it but for the float order
-                               of sums over rows. 0: 512 */
-    size_t logits_budget;   /* bytes of logits that the flat head may hold; 0: 256 MiB */
+                               of sums over rows. 0: 512 on a CPU, 8192 on a GPU */
+    size_t logits_budget;   /* bytes of logits that the flat head may hold; 0: 256 MiB on a CPU, 2 GiB on a GPU */
 } mtp_step_config;
 
 #ifdef __cplusplus

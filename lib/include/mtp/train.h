@@ -105,6 +105,7 @@ typedef struct mtp_train_config {
     char *isa;
     int64_t rows_per_chunk;
     int64_t logits_budget_mib;
+    int32_t embedding_on_device; /* mtp_embedding_place */
     /* [distributed] */
     int32_t backend; /* mtp_distributed_backend */
     int64_t bucket_mib;
@@ -136,7 +137,8 @@ typedef struct mtp_plan_line {
     const char *what; /* "optimizer moments" */
     const char *note; /* one phrase; may be "" */
     uint64_t bytes;
-    bool mapped; /* a file's pages, which the system may drop: not in the total */
+    bool mapped;    /* a file's pages, which the system may drop: not in the total */
+    bool on_device; /* memory of the device; false: of the host, as all of device "cpu" */
 } mtp_plan_line;
 
 /* Who needs how much memory in a training run. */
@@ -145,7 +147,13 @@ typedef struct mtp_plan {
     int64_t num_lines;
     mtp_plan_line *lines;
     uint64_t total_bytes;
+    uint64_t device_bytes, host_bytes;       /* of them */
     uint64_t checkpoint_bytes, export_bytes; /* on disk, each */
+    bool has_device;                         /* there is a device with memory of its own */
+    bool embedding_on_device;                /* it is to hold the verifier's embedding table */
+    uint64_t device_free, device_total;      /* bytes of it, when the plan was made */
+    char device[96];                         /* "NVIDIA H200, sm_90, 132 multiprocessors" */
+    const char *remedy;                      /* what makes the plan smaller */
 } mtp_plan;
 
 /* Of one of `world_size` ranks. From the configurations of drafter and verifier alone; nothing of what it lists is
@@ -153,6 +161,8 @@ typedef struct mtp_plan {
 MTP_API mtp_status mtp_plan_create(const mtp_train_config *config, int64_t world_size, const mtp_logger *logger,
                                    mtp_plan **plan);
 MTP_API void mtp_plan_free(mtp_plan *plan); /* accepts NULL */
+/* The lines as a table in MiB, host and device apart, with totals and what is free; free() it. */
+MTP_API mtp_status mtp_plan_table(const mtp_plan *plan, char **table);
 
 /* ---- run ------------------------------------------------------------------------------------------------------ */
 
