@@ -3,8 +3,9 @@
  *
  * Every program makes `--sets` sets of inputs and goes through them in turn, so that none is found in a cache; it
  * checks the result of the first one against double precision, ends with 1 when it is wrong, and only then measures. A
- * sample is one call a set, closed by a read that waits for the device; the median of `--repeats` samples is reported,
- * as one JSON line. */
+ * sample is a number of calls in turn, closed by a read that waits for the device; there are so many of them that the
+ * read does not count. The median of `--repeats` samples is reported, as one JSON line, with percent of what the device
+ * can do at most: by its data sheet, or as --peak-gflops and --peak-gbytes say. */
 #ifndef MTP_BENCH_CUDA_KERNEL_BENCH_H
 #define MTP_BENCH_CUDA_KERNEL_BENCH_H
 
@@ -12,7 +13,9 @@
 
 #include "base/backends.h"
 #include "base/error.h"
+#include "base/real.h"
 #include "bench.h"
+#include "device_peak.h"
 
 enum { KERNEL_SETS_MOST = 64, KERNEL_REPEATS_MOST = 1000 };
 
@@ -27,12 +30,17 @@ typedef struct kernel_bench {
     bench base;
     const char *device_name;
     int64_t sets, repeats, fp32;
+    int64_t peak_gflops, peak_gbytes; /* 0: not known */
+    mtp_dtype stored;                 /* of activations and their gradients */
     uint64_t random;
 } kernel_bench;
 
 static inline void kernel_usage(const char *program, const kernel_option *options, size_t count)
 {
-    fprintf(stderr, "usage: %s [--device cuda|cuda:N|cpu] [--sets N] [--repeats N] [--fp32 0|1]", program);
+    fprintf(stderr,
+            "usage: %s [--device cuda|cuda:N|cpu] [--sets N] [--repeats N] [--fp32 0|1] [--peak-gflops N] "
+            "[--peak-gbytes N]",
+            program);
     for (size_t i = 0; i < count; i++) fprintf(stderr, " [--%s N]", options[i].name);
     fprintf(stderr, "\n");
     for (size_t i = 0; i < count; i++)
@@ -55,12 +63,17 @@ static inline bool kernel_take(const kernel_option *options, size_t count, const
 static inline kernel_bench kernel_open(int argc, char **argv, const kernel_option *options, size_t count)
 {
     kernel_bench b = {.device_name = "cuda", .sets = 3, .repeats = 20, .random = 88172645463325252u};
-    const kernel_option common[] = {{"sets", &b.sets, 1, ""}, {"repeats", &b.repeats, 1, ""}, {"fp32", &b.fp32, 0, ""}};
+    const kernel_option common[] = {{"sets", &b.sets, 1, ""},
+                                    {"repeats", &b.repeats, 1, ""},
+                                    {"fp32", &b.fp32, 0, ""},
+                                    {"peak-gflops", &b.peak_gflops, 0, ""},
+                                    {"peak-gbytes", &b.peak_gbytes, 0, ""}};
+    const size_t num_common = sizeof common / sizeof *common;
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 == argc || strncmp(argv[i], "--", 2) != 0) kernel_usage(argv[0], options, count);
         if (strcmp(argv[i], "--device") == 0)
             b.device_name = argv[i + 1];
-        else if (!kernel_take(common, 3, argv[i] + 2, argv[i + 1]) &&
+        else if (!kernel_take(common, num_common, argv[i] + 2, argv[i + 1]) &&
                  !kernel_take(options, count, argv[i] + 2, argv[i + 1]))
             kernel_usage(argv[0], options, count);
     }
@@ -68,6 +81,11 @@ static inline kernel_bench kernel_open(int argc, char **argv, const kernel_optio
     mtp_device_options device = {.bf16 = !b.fp32};
     bench_need(mtp__backend_of(b.device_name, &b.base.ops, &device.index));
     bench_need(b.base.ops->device_open(&device, &b.base.device));
+    const mtp_device_info *info = b.base.ops->device_info(b.base.device);
+    const bench_device_peak peak = bench_device_peak_of(info->isa);
+    b.stored = info->stored;
+    if (!b.peak_gflops && !b.fp32) b.peak_gflops = (int64_t)peak.gflops;
+    if (!b.peak_gbytes) b.peak_gbytes = (int64_t)peak.gbytes;
     return b;
 }
 
@@ -116,11 +134,54 @@ static inline void *kernel_upload_bf16(const kernel_bench *b, const float *x, in
     return memory;
 }
 
+/* count floats as a vector of the device in this dtype; those of `x` must fit it. x NULL: not set. */
+static inline void *kernel_upload_as(const kernel_bench *b, const float *x, int64_t count, mtp_dtype dtype)
+{
+    if (!x) return bench_alloc(&b->base, count, mtp_dtype_size(dtype));
+    return dtype == MTP_BF16 ? kernel_upload_bf16(b, x, count) : kernel_upload(b, x, (size_t)count * sizeof *x);
+}
+
+/* A matrix of the device, and random numbers in it that its dtype holds: *host, when it is asked for, keeps them. */
+static inline mtp_view kernel_matrix(kernel_bench *b, int64_t rows, int64_t width, mtp_dtype dtype, float scale,
+                                     float **host)
+{
+    float *x = kernel_floats(b, rows * width, scale, dtype == MTP_BF16);
+    const mtp_view view = mtp_view_2d(kernel_upload_as(b, x, rows * width, dtype), dtype, rows, width);
+    if (host)
+        *host = x;
+    else
+        free(x);
+    return view;
+}
+
+/* A matrix of the device for a result. */
+static inline mtp_view kernel_result(const kernel_bench *b, int64_t rows, int64_t width, mtp_dtype dtype)
+{
+    return mtp_view_2d(kernel_upload_as(b, NULL, rows * width, dtype), dtype, rows, width);
+}
+
 static inline void *kernel_download(const kernel_bench *b, const void *memory, size_t bytes)
 {
     void *host = kernel_host(bytes);
     bench_need(b->base.ops->download(b->base.device, host, memory, bytes));
     return host;
+}
+
+/* `count` values of a matrix or vector of the device from element `first` on, as floats. */
+static inline float *kernel_values(const kernel_bench *b, mtp_view view, int64_t first, int64_t count)
+{
+    const size_t size = mtp_dtype_size(view.dtype);
+    void *raw = kernel_download(b, (const char *)view.data + (size_t)first * size, (size_t)count * size);
+    float *x = kernel_host((size_t)count * sizeof *x);
+    mtp__real_to_f32(x, raw, view.dtype, count);
+    free(raw);
+    return x;
+}
+
+/* Half the distance of two neighbours of this dtype, relative to them. */
+static inline double kernel_rounding(mtp_dtype dtype)
+{
+    return dtype == MTP_BF16 ? 0x1p-8 : 0x1p-24;
 }
 
 /* |got - want| <= tolerance * largest, else the program ends: a wrong kernel is not timed. */
@@ -138,29 +199,53 @@ static inline int kernel_compare_seconds(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Median seconds of one call; call(context, set) runs the op on one set of inputs, `memory` is any device memory. */
+/* Seconds of one call in the mean of `rounds` rounds through all sets, and one wait. */
+static inline double kernel_sample(const kernel_bench *b, mtp_status (*call)(void *context, int64_t set), void *context,
+                                   const void *memory, int64_t rounds)
+{
+    char byte;
+    const double start = bench_now();
+    for (int64_t round = 0; round < rounds; round++)
+        for (int64_t set = 0; set < b->sets; set++) bench_need(call(context, set));
+    bench_need(b->base.ops->download(b->base.device, &byte, memory, 1));
+    return (bench_now() - start) / (double)(rounds * b->sets);
+}
+
+/* Median seconds of one call; call(context, set) runs the op on one set of inputs, `memory` is any device memory. A
+ * sample takes 10 ms, a thousand times the wait at its end, and where calls are so short that launching them takes
+ * longer than they do it is launching that is measured. With one repeat nothing is meant to be measured: one round. */
 static inline double kernel_time(const kernel_bench *b, mtp_status (*call)(void *context, int64_t set), void *context,
                                  const void *memory)
 {
     double samples[KERNEL_REPEATS_MOST];
-    char byte;
-    for (int64_t i = -1; i < b->repeats; i++) { /* the first one warms up */
-        const double start = bench_now();
-        for (int64_t set = 0; set < b->sets; set++) bench_need(call(context, set));
-        bench_need(b->base.ops->download(b->base.device, &byte, memory, 1));
-        if (i >= 0) samples[i] = (bench_now() - start) / (double)b->sets;
-    }
+    const double first = kernel_sample(b, call, context, memory, 1); /* warms up */
+    const double again = b->repeats > 1 ? kernel_sample(b, call, context, memory, 1) : first;
+    const double wanted = b->repeats > 1 ? 0.01 / (again * (double)b->sets) : 1;
+    const int64_t rounds = wanted < 1 ? 1 : wanted > 10000 ? 10000 : (int64_t)wanted;
+    for (int64_t i = 0; i < b->repeats; i++) samples[i] = kernel_sample(b, call, context, memory, rounds);
     qsort(samples, (size_t)b->repeats, sizeof *samples, kernel_compare_seconds);
     return samples[b->repeats / 2];
+}
+
+/* ", "name": value", or null when the peak is not known. */
+static inline void kernel_percent(const char *name, double rate, double peak)
+{
+    if (peak > 0 && rate > 0)
+        printf(", \"%s\": %.1f", name, 100 * rate / peak);
+    else
+        printf(", \"%s\": null", name);
 }
 
 static inline void kernel_report(const kernel_bench *b, const char *op, const char *shape, double seconds, double flop,
                                  double bytes)
 {
     printf("{\"op\": \"%s\", \"case\": \"%s\", \"device\": \"%s\", \"mode\": \"%s\", \"seconds\": %.9f, "
-           "\"tflops\": %.3f, \"gbytes_per_second\": %.1f}\n",
+           "\"tflops\": %.3f, \"gbytes_per_second\": %.1f",
            op, shape, b->device_name, b->fp32 ? "fp32" : "bf16", seconds, 1e-12 * flop / seconds,
            1e-9 * bytes / seconds);
+    kernel_percent("percent_of_peak_flops", 1e-9 * flop / seconds, (double)b->peak_gflops);
+    kernel_percent("percent_of_peak_bytes", 1e-9 * bytes / seconds, (double)b->peak_gbytes);
+    printf("}\n");
     fflush(stdout);
 }
 
