@@ -3,9 +3,10 @@
  *
  * Every program makes `--sets` sets of inputs and goes through them in turn, so that none is found in a cache; it
  * checks the result of the first one against double precision, ends with 1 when it is wrong, and only then measures. A
- * sample is a number of calls in turn, closed by a read that waits for the device; there are so many of them that the
- * read does not count. The median of `--repeats` samples is reported, as one JSON line, with percent of what the device
- * can do at most: by its data sheet, or as --peak-gflops and --peak-gbytes say. */
+ * sample is a number of calls in turn, closed by a read that waits for the device: so many that the read does not
+ * count, and in a graph, so that launching them does not. The median of `--repeats` samples is reported, as one JSON
+ * line, with percent of what the device can do at most: by its data sheet, or as --peak-gflops and --peak-gbytes say.
+ */
 #ifndef MTP_BENCH_CUDA_KERNEL_BENCH_H
 #define MTP_BENCH_CUDA_KERNEL_BENCH_H
 
@@ -199,30 +200,68 @@ static inline int kernel_compare_seconds(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Seconds of one call in the mean of `rounds` rounds through all sets, and one wait. */
-static inline double kernel_sample(const kernel_bench *b, mtp_status (*call)(void *context, int64_t set), void *context,
-                                   const void *memory, int64_t rounds)
+/* What a sample consists of: `launches` times `rounds` rounds through all sets; the rounds are one graph where the
+ * device has graphs, so that the time to launch an op does not count. */
+typedef struct kernel_work {
+    mtp_status (*call)(void *context, int64_t set);
+    void *context;
+    const void *memory; /* any of the device: a read of it waits */
+    mtp_graph *graph;   /* NULL: calls are made one by one */
+    int64_t rounds, launches;
+} kernel_work;
+
+static inline void kernel_rounds(const kernel_bench *b, const kernel_work *work)
 {
-    char byte;
-    const double start = bench_now();
-    for (int64_t round = 0; round < rounds; round++)
-        for (int64_t set = 0; set < b->sets; set++) bench_need(call(context, set));
-    bench_need(b->base.ops->download(b->base.device, &byte, memory, 1));
-    return (bench_now() - start) / (double)(rounds * b->sets);
+    for (int64_t round = 0; round < work->rounds; round++)
+        for (int64_t set = 0; set < b->sets; set++) bench_need(work->call(work->context, set));
 }
 
-/* Median seconds of one call; call(context, set) runs the op on one set of inputs, `memory` is any device memory. A
- * sample takes 10 ms, a thousand times the wait at its end, and where calls are so short that launching them takes
- * longer than they do it is launching that is measured. With one repeat nothing is meant to be measured: one round. */
+/* Seconds of one call, in the mean over a sample. */
+static inline double kernel_sample(const kernel_bench *b, const kernel_work *work)
+{
+    const mtp_backend *ops = b->base.ops;
+    char byte;
+    const double start = bench_now();
+    for (int64_t launch = 0; launch < work->launches; launch++) {
+        if (work->graph)
+            bench_need(ops->graph->launch(b->base.device, work->graph));
+        else
+            kernel_rounds(b, work);
+    }
+    bench_need(ops->download(b->base.device, &byte, work->memory, 1));
+    return (bench_now() - start) / (double)(work->launches * work->rounds * b->sets);
+}
+
+static inline void kernel_capture(const kernel_bench *b, kernel_work *work)
+{
+    const mtp_graph_ops *graphs = b->base.ops->graph;
+    if (!graphs) return;
+    graphs->free(b->base.device, work->graph);
+    bench_need(graphs->capture_begin(b->base.device));
+    kernel_rounds(b, work);
+    bench_need(graphs->capture_end(b->base.device, &work->graph));
+}
+
+/* Median seconds of one call; call(context, set) runs the op on one set of inputs. A sample takes 10 ms, a thousand
+ * times the wait at its end. With one repeat nothing is meant to be measured: one round. */
 static inline double kernel_time(const kernel_bench *b, mtp_status (*call)(void *context, int64_t set), void *context,
                                  const void *memory)
 {
+    enum { GRAPH_CALLS = 256 };
     double samples[KERNEL_REPEATS_MOST];
-    const double first = kernel_sample(b, call, context, memory, 1); /* warms up */
-    const double again = b->repeats > 1 ? kernel_sample(b, call, context, memory, 1) : first;
-    const double wanted = b->repeats > 1 ? 0.01 / (again * (double)b->sets) : 1;
-    const int64_t rounds = wanted < 1 ? 1 : wanted > 10000 ? 10000 : (int64_t)wanted;
-    for (int64_t i = 0; i < b->repeats; i++) samples[i] = kernel_sample(b, call, context, memory, rounds);
+    kernel_work work = {.call = call, .context = context, .memory = memory, .rounds = 1, .launches = 1};
+    kernel_sample(b, &work); /* warms up: what is run for the first time cannot be captured */
+    kernel_capture(b, &work);
+    if (b->repeats > 1) {
+        const double calls = 0.01 / kernel_sample(b, &work), most = GRAPH_CALLS / (double)b->sets;
+        const double rounds = calls / (double)b->sets;
+        work.rounds = rounds < 1 ? 1 : rounds > most ? (int64_t)most + 1 : (int64_t)rounds;
+        kernel_capture(b, &work);
+        const double launches = rounds / (double)work.rounds;
+        work.launches = launches < 1 ? 1 : launches > 1000 ? 1000 : (int64_t)launches;
+    }
+    for (int64_t i = 0; i < b->repeats; i++) samples[i] = kernel_sample(b, &work);
+    if (work.graph) b->base.ops->graph->free(b->base.device, work.graph);
     qsort(samples, (size_t)b->repeats, sizeof *samples, kernel_compare_seconds);
     return samples[b->repeats / 2];
 }

@@ -10,6 +10,7 @@ enum op_index { MTP_OP_LIST(OP_INDEX) NUM_OPS };
 static op_timer_row rows[] = {MTP_OP_LIST(OP_ROW)};
 #undef OP_ROW
 static const mtp_backend *wrapped;
+static op_timer_graphs launched;
 
 static double now(void)
 {
@@ -87,11 +88,24 @@ static double forced(const mtp_head_args *a)
 MTP_OP_LIST(OP_WRAPPER)
 #undef OP_WRAPPER
 
+static mtp_status counted_launch(mtp_device *device, mtp_graph *graph)
+{
+    launched.launches++;
+    launched.nodes += wrapped->graph->num_nodes(graph);
+    return wrapped->graph->launch(device, graph);
+}
+
 const mtp_backend *op_timer_wrap(const mtp_backend *real)
 {
     static mtp_backend timed;
+    static mtp_graph_ops graphs;
     timed = *real;
     wrapped = real;
+    if (real->graph) {
+        graphs = *real->graph;
+        graphs.launch = counted_launch;
+        timed.graph = &graphs;
+    }
 #define OP_ENTRY(op, args, scratch) timed.op = timed_##op;
     MTP_OP_LIST(OP_ENTRY)
 #undef OP_ENTRY
@@ -102,10 +116,16 @@ const mtp_backend *op_timer_wrap(const mtp_backend *real)
 void op_timer_reset(void)
 {
     for (int i = 0; i < NUM_OPS; i++) rows[i] = (op_timer_row){.op = rows[i].op};
+    launched = (op_timer_graphs){0};
 }
 
 const op_timer_row *op_timer_rows(int *count)
 {
     *count = NUM_OPS;
     return rows;
+}
+
+op_timer_graphs op_timer_launched(void)
+{
+    return launched;
 }

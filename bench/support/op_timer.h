@@ -11,10 +11,16 @@ typedef struct op_timer_row {
     double operations; /* floating-point operations of matrix products (2 a multiply-add); 0 where there are none */
 } op_timer_row;
 
+/* What was launched in graphs: it is in no row. */
+typedef struct op_timer_graphs {
+    int64_t launches, nodes;
+} op_timer_graphs;
+
 /* The timing backend over `real`. One at a time in a process. */
 const mtp_backend *op_timer_wrap(const mtp_backend *real);
 void op_timer_reset(void);
 /* Rows of all ops, *count of them; those never called have calls 0. */
 const op_timer_row *op_timer_rows(int *count);
+op_timer_graphs op_timer_launched(void);
 
 #endif

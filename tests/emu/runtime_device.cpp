@@ -44,18 +44,18 @@ void check_address(const Launch &launch, size_t argument, const void *pointer, b
 {
     if (!pointer || is_pinned(pointer)) return;
     char where[160];
+    const uintptr_t number = reinterpret_cast<uintptr_t>(pointer);
+    /* A word of a struct may also be two numbers beside each other, or one and padding that still holds part of an old
+     * address: a low half that is a small number is taken for one. */
+    const uint32_t low = static_cast<uint32_t>(number);
+    if (!surely && (low < 1u << 24 || low >= ~0u << 24)) return;
     if (device_address(pointer)) {
         if (is_device(pointer, 0)) return;
         device_describe(pointer, where, sizeof where);
         host_fault("kernel %s: argument %zu points to %s", launch.name, argument + 1, where);
     }
-    const uintptr_t number = reinterpret_cast<uintptr_t>(pointer);
-    /* A word of a struct may also be two numbers beside each other, or one and padding that still holds part of an old
-     * address: below 2^46 nothing of the host's lies but the tables of the sanitizers, and a low half that is a small
-     * number is taken for one. */
-    const uint32_t low = static_cast<uint32_t>(number);
-    const bool like_address =
-        number >= uintptr_t(1) << 46 && number < uintptr_t(1) << 47 && low >= 1u << 24 && low < ~0u << 24;
+    /* below 2^46 nothing of the host's lies but the tables of the sanitizers */
+    const bool like_address = number >= uintptr_t(1) << 46 && number < uintptr_t(1) << 47;
     if (surely || (like_address && mapped(number)))
         host_fault("kernel %s: argument %zu %s a host address, %p", launch.name, argument + 1, surely ? "is" : "holds",
                    pointer);
