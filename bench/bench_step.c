@@ -1,12 +1,17 @@
 /* A whole training step of an official size: forward, backward, AdamW, timed by part.
  *
  *   bench_step [--size e2b] [--head masked|flat|hierarchical|none] [--rows 512] [--num-speculative-steps 3]
- *              [--vocab-size 262144] [--repeat 3] [--threads 0] [--rows-per-chunk 512] [--json]
+ *              [--vocab-size 262144] [--repeat 3] [--threads 0] [--rows-per-chunk 512] [--document 0]
+ *              [--device cpu] [--bf16] [--peak-gflops 0] [--json]
  *
  * Every repeat is timed as a whole; then one more step runs through a timing backend for the seconds of each op, its
  * GFLOP/s and its share of the machine's FMA peak. `none` leaves the head out (the gradient of the hidden states is
  * made up) and fixes the embedding and the centroids: the body alone. Reports the best of the repeats after one step of
- * warm-up. */
+ * warm-up.
+ *
+ * Rows are supervised positions, in one document or in documents of --document tokens. positions_per_second is of the
+ * median repeat, and percent_of_floor compares it with what the operations of a position alone would take at the peak
+ * rate (floor.h): of the cpu as measured, of a GPU by its data sheet or --peak-gflops. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,16 +19,20 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "device_peak.h"
+#include "floor.h"
 #include "model/workspace.h"
 #include "op_timer.h"
 #include "options.h"
 #include "peak.h"
 #include "synthetic.h"
 
+enum { REPEATS_MOST = 1000 };
+
 typedef struct settings {
     const char *size, *head, *device;
-    int64_t rows, K, vocab_size, repeat, threads, rows_per_chunk;
-    int64_t peak_gflops; /* 0: the FMA peak of the cpu, measured; of a GPU it has to be given */
+    int64_t rows, K, vocab_size, repeat, threads, rows_per_chunk, document;
+    int64_t peak_gflops; /* 0: the FMA peak of the cpu, measured; what is known of a GPU */
     bool json, bf16;
 } settings;
 
@@ -44,6 +53,12 @@ typedef struct bench {
     mtp__optimizer *optimizer;
     char directory[64];
     double loss, peak_rss;
+    double median;         /* seconds of a step */
+    double operations;     /* of products, in a step */
+    double floor;          /* operations of a position that cannot be done without; 0 with --head none */
+    double peak;           /* GFLOP/s, 0: not known */
+    uint64_t device_bytes; /* of the device's memory that are taken; 0 where that is the host's */
+    op_timer_graphs graphs;
 } bench;
 
 static mtp_status parse(int argc, char **argv, settings *s)
@@ -58,14 +73,19 @@ static mtp_status parse(int argc, char **argv, settings *s)
         {.name = "--repeat", .number = &s->repeat},
         {.name = "--threads", .number = &s->threads},
         {.name = "--rows-per-chunk", .number = &s->rows_per_chunk},
+        {.name = "--document", .number = &s->document},
         {.name = "--peak-gflops", .number = &s->peak_gflops},
         {.name = "--device", .text = &s->device},
         {.name = "--json", .flag = &s->json},
         {.name = "--bf16", .flag = &s->bf16},
     };
     MTP_TRY(bench_options(argc, argv, options, sizeof options / sizeof *options));
-    if (s->rows < 1 || s->K < 1 || s->K > 64 || s->repeat < 1)
-        return MTP_FAIL(MTP_E_CONFIG, "--rows, --num-speculative-steps (at most 64) and --repeat start at 1");
+    if (s->rows < 1 || s->K < 1 || s->K > 64 || s->repeat < 1 || s->repeat > REPEATS_MOST)
+        return MTP_FAIL(MTP_E_CONFIG,
+                        "--rows, --num-speculative-steps (at most 64) and --repeat (at most %d) start at 1",
+                        REPEATS_MOST);
+    if (s->document != 0 && s->document < 4)
+        return MTP_FAIL(MTP_E_CONFIG, "--document: 0 for one document, or tokens of each, at least 4");
     return MTP_OK;
 }
 
@@ -99,6 +119,7 @@ static mtp_status setup(bench *b)
     MTP_TRY(head_mode(b, &step.head_mode));
     MTP_TRY(synthetic_batch(&b->config, b->s.rows + b->s.K + 1, &b->batch));
     memset(b->batch.loss_mask, 1, (size_t)b->batch.seq);
+    if (b->s.document) MTP_TRY(synthetic_split(&b->batch, b->s.document));
     MTP_TRY(synthetic_verifier(b->directory, &b->config, b->batch.token_ids, b->batch.seq, &b->verifier));
     MTP_TRY(synthetic_drafter(b->context, &b->config, &b->drafter));
     MTP_TRY(mtp_drafter_freeze(b->drafter, "*.layer_scalar"));
@@ -110,7 +131,7 @@ static mtp_status setup(bench *b)
     MTP_TRY(synthetic_optimizer(b->context, b->drafter, &b->optimizer));
     MTP_TRY(mtp__rows_create(b->batch.seq, (int32_t)b->s.K, &b->rows));
     MTP_TRY(mtp__rows_build(&b->batch, MTP__ROWS_SUPERVISED, NULL, &b->rows));
-    if (b->rows.num_rows > b->s.rows) { /* exactly the rows asked for, all with K targets */
+    if (!b->s.document && b->rows.num_rows > b->s.rows) { /* exactly the rows asked for, all with K targets */
         memset(b->batch.loss_mask, 0, (size_t)b->batch.seq);
         memset(b->batch.loss_mask + 2, 1, (size_t)(b->s.rows));
         MTP_TRY(mtp__rows_build(&b->batch, MTP__ROWS_SUPERVISED, NULL, &b->rows));
@@ -171,58 +192,89 @@ static double percent_of_peak(double operations, double seconds, double peak)
     return seconds > 0 && peak > 0 ? 100e-9 * operations / seconds / peak : 0;
 }
 
-static void report_json(const bench *b, const timing *best, double operations, double peak)
+/* Percent of the rate that the floor allows. */
+static double percent_of_floor(const bench *b)
+{
+    return percent_of_peak(b->floor * (double)b->rows.num_rows, b->median, b->peak);
+}
+
+static int64_t calls_of(const op_timer_row *rows, int count)
+{
+    int64_t calls = 0;
+    for (int i = 0; i < count; i++) calls += rows[i].calls;
+    return calls;
+}
+
+static void report_json(const bench *b, const timing *best)
 {
     const mtp_context_info info = mtp_context_describe(b->context);
+    const bool host = b->context->ops->memory_is_host;
+    const double rows_of_step = (double)b->rows.num_rows;
     int count;
     const op_timer_row *rows = op_timer_rows(&count);
     printf(
         "{\"bench\": \"step\", \"size\": \"%s\", \"head\": \"%s\", \"rows\": %lld, \"num_speculative_steps\": %lld, "
-        "\"vocab_size\": %lld, \"threads\": %d, \"isa\": \"%s\", \"blas\": \"%s\", \"seconds\": %.4f, "
-        "\"forward_backward_seconds\": %.4f, \"optimizer_seconds\": %.4f, \"rows_per_second\": %.1f, "
+        "\"vocab_size\": %lld, \"threads\": %d, \"isa\": \"%s\", \"blas\": \"%s\", \"seconds\": %.6f, "
+        "\"forward_backward_seconds\": %.6f, \"optimizer_seconds\": %.6f, \"rows_per_second\": %.1f, "
         "\"peak_rss_bytes\": %.0f, \"optimizer_state_bytes\": %.0f, \"peak_gflops\": %.1f, \"percent_of_peak\": %.1f, "
-        "\"loss\": %.6f, \"ops\": {",
+        "\"loss\": %.6f, ",
         b->s.size, b->s.head, (long long)b->rows.num_rows, (long long)b->s.K, (long long)b->config.vocab_size,
         info.num_threads, info.isa, info.blas, best->total, best->forward_backward, best->optimizer,
-        (double)b->rows.num_rows / best->total, b->peak_rss, 16.0 * (double)mtp_drafter_num_trained(b->drafter), peak,
-        percent_of_peak(operations, best->total, peak), b->loss);
+        rows_of_step / best->total, b->peak_rss, 16.0 * (double)mtp_drafter_num_trained(b->drafter), b->peak,
+        host ? percent_of_peak(b->operations, best->total, b->peak) : 0, b->loss);
+    printf("\"document\": %lld, \"median_seconds\": %.6f, \"positions_per_second\": %.1f, "
+           "\"draft_rows_per_second\": %.1f, \"floor_operations\": %.0f, \"percent_of_floor\": %.2f, "
+           "\"op_calls\": %lld, \"graph_launches\": %lld, \"graph_nodes\": %lld, \"device_bytes\": %llu, \"ops\": {",
+           (long long)b->s.document, b->median, rows_of_step / b->median, (double)b->s.K * rows_of_step / b->median,
+           b->floor, percent_of_floor(b), (long long)calls_of(rows, count), (long long)b->graphs.launches,
+           (long long)b->graphs.nodes, (unsigned long long)b->device_bytes);
     for (int i = 0, printed = 0; i < count; i++) {
         if (rows[i].calls == 0) continue;
         printf("%s\"%s\": {\"calls\": %lld", printed++ ? ", " : "", rows[i].op, (long long)rows[i].calls);
-        if (b->context->ops->memory_is_host) printf(", \"seconds\": %.4f", rows[i].seconds);
-        if (rows[i].operations > 0 && b->context->ops->memory_is_host)
-            printf(", \"percent_of_peak\": %.1f", percent_of_peak(rows[i].operations, rows[i].seconds, peak));
+        if (host) printf(", \"seconds\": %.4f", rows[i].seconds);
+        if (rows[i].operations > 0 && host)
+            printf(", \"percent_of_peak\": %.1f", percent_of_peak(rows[i].operations, rows[i].seconds, b->peak));
         printf("}");
     }
     printf("}}\n");
 }
 
-static void report_text(const bench *b, const timing *best, double operations, double peak)
+static void report_text(const bench *b, const timing *best)
 {
     const mtp_context_info info = mtp_context_describe(b->context);
+    const bool host = b->context->ops->memory_is_host;
+    const double rows_of_step = (double)b->rows.num_rows;
     int count;
     const op_timer_row *rows = op_timer_rows(&count);
-    printf(
-        "%s %s: %lld rows, K %lld, V %lld, %d threads, %s: %.3f s (forward+backward %.3f, optimizer %.3f), %.0f "
-        "rows/s, "
-        "%.0f %% of the FMA peak (%.0f GFLOP/s), peak RSS %.3f GB (16 bytes a trained parameter: %.3f GB), loss %.4f\n",
-        b->s.size, b->s.head, (long long)b->rows.num_rows, (long long)b->s.K, (long long)b->config.vocab_size,
-        info.num_threads, info.isa, best->total, best->forward_backward, best->optimizer,
-        (double)b->rows.num_rows / best->total, percent_of_peak(operations, best->total, peak), peak,
-        1e-9 * b->peak_rss, 16e-9 * (double)mtp_drafter_num_trained(b->drafter), b->loss);
+    printf("%s %s: %lld rows, K %lld, V %lld, %d threads, %s: %.4f s (forward+backward %.4f, optimizer %.4f), %.0f "
+           "rows/s",
+           b->s.size, b->s.head, (long long)b->rows.num_rows, (long long)b->s.K, (long long)b->config.vocab_size,
+           info.num_threads, info.isa, best->total, best->forward_backward, best->optimizer,
+           rows_of_step / best->total);
+    if (host)
+        printf(", %.0f %% of the FMA peak (%.0f GFLOP/s)", percent_of_peak(b->operations, best->total, b->peak),
+               b->peak);
+    printf(", peak RSS %.3f GB (16 bytes a trained parameter: %.3f GB), loss %.4f\n", 1e-9 * b->peak_rss,
+           16e-9 * (double)mtp_drafter_num_trained(b->drafter), b->loss);
+    printf("  median %.4f s: %.0f positions/s, %.0f rows of a draft step/s", b->median, rows_of_step / b->median,
+           (double)b->s.K * rows_of_step / b->median);
+    if (b->floor > 0 && b->peak > 0) printf(", %.1f %% of the floor at %.0f GFLOP/s", percent_of_floor(b), b->peak);
+    printf("\n  %lld ops launched one by one, %lld graphs of %lld nodes\n", (long long)calls_of(rows, count),
+           (long long)b->graphs.launches, (long long)b->graphs.nodes);
+    if (!host) printf("  %.3f GB of the device's memory are taken\n", 1e-9 * (double)b->device_bytes);
     for (int i = 0; i < count; i++) {
         if (rows[i].calls == 0) continue;
         printf("  %-20s %4lld calls", rows[i].op, (long long)rows[i].calls);
         /* a GPU only takes note of a launch: there is nothing to time */
-        if (b->context->ops->memory_is_host) printf("  %.4f s", rows[i].seconds);
-        if (rows[i].operations > 0 && b->context->ops->memory_is_host)
-            printf("  %3.0f %% of the FMA peak", percent_of_peak(rows[i].operations, rows[i].seconds, peak));
+        if (host) printf("  %.4f s", rows[i].seconds);
+        if (rows[i].operations > 0 && host)
+            printf("  %3.0f %% of the FMA peak", percent_of_peak(rows[i].operations, rows[i].seconds, b->peak));
         printf("\n");
     }
 }
 
 /* One step through the timing backend. */
-static mtp_status time_ops(bench *b, double *operations)
+static mtp_status time_ops(bench *b)
 {
     const mtp_backend *real = b->context->ops;
     timing t;
@@ -230,28 +282,56 @@ static mtp_status time_ops(bench *b, double *operations)
     b->context->ops = op_timer_wrap(real);
     const mtp_status status = one_step(b, &t);
     b->context->ops = real;
+    b->graphs = op_timer_launched();
     const op_timer_row *rows = op_timer_rows(&count);
-    *operations = 0;
-    for (int i = 0; i < count; i++) *operations += rows[i].operations;
+    b->operations = 0;
+    for (int i = 0; i < count; i++) b->operations += rows[i].operations;
     return status;
+}
+
+static int compare_seconds(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* What the results are compared with, and the memory that they took. */
+static mtp_status yardsticks(bench *b)
+{
+    const mtp_context_info info = mtp_context_describe(b->context);
+    mtp_head_mode mode;
+    uint64_t left, total;
+    MTP_TRY(head_mode(b, &mode));
+    const int64_t document = b->s.document && b->s.document < b->batch.seq ? b->s.document : b->batch.seq;
+    if (!body_only(b)) b->floor = floor_operations(&b->config, mode, document, b->s.K).total;
+    b->peak = (double)b->s.peak_gflops;
+    b->peak_rss = synthetic_peak_rss();
+    if (b->context->ops->memory_is_host) {
+        if (b->peak == 0) b->peak = bench_peak_gflops(info.num_threads);
+        return MTP_OK;
+    }
+    if (b->peak == 0 && b->s.bf16) b->peak = bench_device_peak_of(info.isa).gflops;
+    MTP_TRY(b->context->ops->memory_info(b->context->device, &left, &total));
+    b->device_bytes = total - left;
+    return MTP_OK;
 }
 
 static mtp_status run(bench *b)
 {
+    double samples[REPEATS_MOST];
     timing best = {0}, t;
     MTP_TRY(setup(b));
     MTP_TRY(one_step(b, &t));
     for (int64_t i = 0; i < b->s.repeat; i++) {
         MTP_TRY(one_step(b, &t));
+        samples[i] = t.total;
         if (i == 0 || t.total < best.total) best = t;
     }
-    b->peak_rss = synthetic_peak_rss();
-    double operations;
-    MTP_TRY(time_ops(b, &operations));
-    double peak = (double)b->s.peak_gflops;
-    if (peak == 0 && b->context->ops->memory_is_host)
-        peak = bench_peak_gflops(mtp_context_describe(b->context).num_threads);
-    (b->s.json ? report_json : report_text)(b, &best, operations, peak);
+    qsort(samples, (size_t)b->s.repeat, sizeof *samples, compare_seconds);
+    b->median = samples[b->s.repeat / 2];
+    MTP_TRY(yardsticks(b));
+    MTP_TRY(time_ops(b));
+    (b->s.json ? report_json : report_text)(b, &best);
     return MTP_OK;
 }
 

@@ -31,6 +31,7 @@ static double attention_operations(const mtp_attention_args *a, int products)
 {
     const int32_t *begin = a->key_begin.data, *end = a->key_end.data;
     double keys = 0;
+    if (!wrapped->memory_is_host) return 0;
     for (int64_t r = 0; r < a->q.shape[0]; r++) keys += end[r] - begin[r];
     return 2.0 * products * keys * (double)(a->q.shape[1] * a->q.shape[2]);
 }

@@ -8,7 +8,8 @@ typedef struct op_timer_row {
     const char *op;
     int64_t calls;
     double seconds;
-    double operations; /* floating-point operations of matrix products (2 a multiply-add); 0 where there are none */
+    double operations; /* floating-point operations of matrix products (2 a multiply-add); 0 where there are none, and
+                          of attention on a device whose memory is not the host's */
 } op_timer_row;
 
 /* What was launched in graphs: it is in no row. */

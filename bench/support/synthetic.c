@@ -210,6 +210,28 @@ mtp_status synthetic_batch(const mtp_drafter_config *config, int64_t num_tokens,
     return MTP_OK;
 }
 
+mtp_status synthetic_split(mtp_batch *batch, int64_t document)
+{
+    const int64_t count = (batch->seq + document - 1) / document;
+    int32_t *begin = calloc((size_t)count, sizeof *begin), *end = calloc((size_t)count, sizeof *end);
+    int64_t *sample = calloc((size_t)count, sizeof *sample);
+    free(batch->document_begin);
+    free(batch->document_end);
+    free(batch->document_sample);
+    batch->document_begin = begin;
+    batch->document_end = end;
+    batch->document_sample = sample;
+    if (!begin || !end || !sample) return MTP_FAIL(MTP_E_MEMORY, "out of memory for %lld documents", (long long)count);
+    batch->num_documents = count;
+    for (int64_t i = 0; i < count; i++) {
+        begin[i] = (int32_t)(i * document);
+        end[i] = (int32_t)((i + 1) * document < batch->seq ? (i + 1) * document : batch->seq);
+        sample[i] = i;
+        for (int32_t t = begin[i]; t < end[i]; t++) batch->document_ids[t] = (int32_t)i;
+    }
+    return MTP_OK;
+}
+
 void synthetic_batch_free(mtp_batch *batch)
 {
     free(batch->token_ids);

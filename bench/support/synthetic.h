@@ -19,6 +19,8 @@ mtp_status synthetic_verifier(const char *directory, const mtp_drafter_config *c
                               int64_t num_tokens, mtp_verifier **verifier);
 /* One packed document of `num_tokens` tokens, all of them supervised, bf16. Free with synthetic_batch_free. */
 mtp_status synthetic_batch(const mtp_drafter_config *config, int64_t num_tokens, mtp_batch *batch);
+/* The same tokens as documents of `document` of them each; the last one may be shorter. */
+mtp_status synthetic_split(mtp_batch *batch, int64_t document);
 void synthetic_batch_free(mtp_batch *batch);
 /* Seconds of a monotonic clock. */
 double synthetic_seconds(void);
