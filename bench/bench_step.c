@@ -147,18 +147,15 @@ static mtp_status run_body(bench *b)
     step->batch = &b->batch;
     step->rows = &b->rows;
     MTP_TRY(mtp__stage_kv(&step->stage, &b->batch, step->kv));
-    for (int64_t first = 0; first < b->rows.num_rows; first += step->Rc) {
-        step->first_row = first;
-        step->num_rows = b->rows.num_rows - first < step->Rc ? b->rows.num_rows - first : step->Rc;
-        MTP_TRY(mtp__step_begin_chunk(step));
+    for (int64_t first = 0; first < b->rows.num_rows; first += step->num_rows) {
+        MTP_TRY(mtp__step_begin_chunk(step, first));
         for (int32_t k = 0; k < step->config.num_speculative_steps; k++) {
-            memcpy(step->tokens.data, b->rows.input_token + k * b->rows.num_rows + first,
-                   (size_t)step->num_rows * sizeof(int32_t));
-            if (k > 0) MTP_TRY(mtp__step_project_state(step, k - 1, step->drafts[k].state));
+            if (k > 0) MTP_TRY(mtp__step_project_state(step, k - 1, mtp__of_step(step, step->state, k)));
             MTP_TRY(mtp__step_forward(step, k));
         }
-        float *dn = step->dn.data;
-        for (int64_t i = 0; i < mtp_view_count(step->dn); i++) dn[i] = 1e-3f * (float)(i % 7 - 3);
+        float *dx = step->dx.data;
+        const int64_t count = step->config.num_speculative_steps * step->num_rows * step->dx.shape[1];
+        for (int64_t i = 0; i < count; i++) dx[i] = 1e-3f * (float)(i % 7 - 3);
         MTP_TRY(mtp__step_backward(step));
     }
     return MTP_OK;

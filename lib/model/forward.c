@@ -34,20 +34,17 @@ static mtp_status residual_norm(mtp__step *step, mtp_view residual, mtp_view x, 
     return step->context->ops->residual_norm_fwd(step->context->device, &args);
 }
 
-static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, mtp__saved_layer *saved)
+static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved)
 {
     const mtp_backend *ops = step->context->ops;
     mtp_device *device = step->context->device;
     const int64_t rows = step->num_rows, NH = step->drafter->config.num_heads;
-    const mtp_view q_raw = mtp__first_rows(saved->q_raw, rows);
 
-    MTP_TRY(rmsnorm(step, mtp__first_rows(saved->x_in, rows), layer->input_norm, mtp__first_rows(saved->a, rows),
-                    mtp__first_rows(saved->rstd_in, rows)));
-    MTP_TRY(mtp__step_linear_fwd(step, mtp__first_rows(saved->a, rows), mtp__param_value(layer->q_proj), q_raw,
-                                 MTP_OVERWRITE));
-    MTP_TRY(rmsnorm(step, mtp__as_head_rows(saved->q_raw, rows, NH), layer->q_norm,
-                    mtp__as_head_rows(saved->q, rows, NH), mtp__first_rows(saved->rstd_q, rows * NH)));
-    const mtp_view q = mtp__as_heads(saved->q, rows, NH);
+    MTP_TRY(rmsnorm(step, saved->x_in, layer->input_norm, saved->a, saved->rstd_in));
+    MTP_TRY(mtp__step_linear_fwd(step, saved->a, mtp__param_value(layer->q_proj), saved->q_raw, MTP_OVERWRITE));
+    MTP_TRY(rmsnorm(step, mtp__as_head_rows(saved->q_raw, NH), layer->q_norm, mtp__as_head_rows(saved->q, NH),
+                    mtp__flat(saved->rstd_q)));
+    const mtp_view q = mtp__as_heads(saved->q, NH);
     const mtp_rope_args rope = {.x = q,
                                 .cos = mtp__first_rows(step->cos[layer->type], rows),
                                 .sin = mtp__first_rows(step->sin[layer->type], rows),
@@ -58,58 +55,54 @@ static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, mtp
                                           .key_begin = mtp__first_rows(step->key_begin[layer->type], rows),
                                           .key_end = mtp__first_rows(step->key_end, rows),
                                           .doc_begin = mtp__first_rows(step->doc_begin, rows),
-                                          .o = mtp__as_heads(saved->o, rows, NH),
-                                          .lse = mtp__first_rows(saved->lse, rows),
+                                          .o = mtp__as_heads(saved->o, NH),
+                                          .lse = saved->lse,
                                           .scratch = step->scratch};
     MTP_TRY(ops->attention_fwd(device, &attention));
-    MTP_TRY(mtp__step_linear_fwd(step, mtp__first_rows(saved->o, rows), mtp__param_value(layer->o_proj),
-                                 mtp__first_rows(saved->attention_out, rows), MTP_OVERWRITE));
-    return residual_norm(step, mtp__first_rows(saved->x_in, rows), mtp__first_rows(saved->attention_out, rows),
-                         layer->post_attention_norm, NULL, mtp__first_rows(saved->x_mid, rows),
-                         mtp__first_rows(saved->rstd_post_attention, rows));
+    MTP_TRY(mtp__step_linear_fwd(step, saved->o, mtp__param_value(layer->o_proj), saved->attention_out, MTP_OVERWRITE));
+    return residual_norm(step, saved->x_in, saved->attention_out, layer->post_attention_norm, NULL, saved->x_mid,
+                         saved->rstd_post_attention);
 }
 
-static mtp_status mlp_branch(mtp__step *step, const mtp__layer *layer, mtp__saved_layer *saved, mtp_view y)
+static mtp_status mlp_branch(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved, mtp_view y)
 {
-    const int64_t rows = step->num_rows;
-    const mtp_view m = mtp__first_rows(saved->m, rows), act = mtp__first_rows(step->act, rows);
-    const mtp_view gate = mtp__first_rows(saved->gate, rows), up = mtp__first_rows(saved->up, rows);
-
-    MTP_TRY(rmsnorm(step, mtp__first_rows(saved->x_mid, rows), layer->pre_feedforward_norm, m,
-                    mtp__first_rows(saved->rstd_pre_feedforward, rows)));
-    MTP_TRY(mtp__step_linear_fwd(step, m, mtp__param_value(layer->gate_proj), gate, MTP_OVERWRITE));
-    MTP_TRY(mtp__step_linear_fwd(step, m, mtp__param_value(layer->up_proj), up, MTP_OVERWRITE));
-    const mtp_geglu_args geglu = {.gate = gate, .up = up, .y = act};
+    MTP_TRY(rmsnorm(step, saved->x_mid, layer->pre_feedforward_norm, saved->m, saved->rstd_pre_feedforward));
+    MTP_TRY(mtp__step_linear_fwd(step, saved->m, mtp__param_value(layer->gate_proj), saved->gate, MTP_OVERWRITE));
+    MTP_TRY(mtp__step_linear_fwd(step, saved->m, mtp__param_value(layer->up_proj), saved->up, MTP_OVERWRITE));
+    const mtp_geglu_args geglu = {.gate = saved->gate, .up = saved->up, .y = saved->act};
     MTP_TRY(step->context->ops->geglu_fwd(step->context->device, &geglu));
-    MTP_TRY(mtp__step_linear_fwd(step, act, mtp__param_value(layer->down_proj), mtp__first_rows(saved->mlp_out, rows),
-                                 MTP_OVERWRITE));
-    return residual_norm(step, mtp__first_rows(saved->x_mid, rows), mtp__first_rows(saved->mlp_out, rows),
-                         layer->post_feedforward_norm, layer->layer_scalar, mtp__first_rows(y, rows),
-                         mtp__first_rows(saved->rstd_post_feedforward, rows));
+    MTP_TRY(mtp__step_linear_fwd(step, saved->act, mtp__param_value(layer->down_proj), saved->mlp_out, MTP_OVERWRITE));
+    return residual_norm(step, saved->x_mid, saved->mlp_out, layer->post_feedforward_norm, layer->layer_scalar, y,
+                         saved->rstd_post_feedforward);
 }
 
-mtp_status mtp__step_begin_chunk(mtp__step *step)
+/* ---- a chunk ---------------------------------------------------------------------------------------------------- */
+
+static mtp_status upload_ids(mtp__step *step, mtp_view to, const int32_t *ids, int64_t count)
 {
-    const mtp_backend *ops = step->context->ops;
-    mtp_device *device = step->context->device;
+    return step->context->ops->upload(step->context->device, to.data, ids, (size_t)count * sizeof *ids);
+}
+
+/* Positions, key ranges and rotary tables of the chunk's rows. */
+static mtp_status upload_rows(mtp__step *step)
+{
     const mtp__rows *rows = step->rows;
     const int64_t first = step->first_row, count = step->num_rows;
-    const size_t bytes = (size_t)count * sizeof(int32_t);
     int32_t *ids = step->host_ids;
 
-    MTP_TRY(ops->upload(device, step->places.data, rows->place + first, bytes));
-    MTP_TRY(ops->upload(device, step->doc_begin.data, rows->doc_begin + first, bytes));
+    MTP_TRY(upload_ids(step, step->places, rows->place + first, count));
+    MTP_TRY(upload_ids(step, step->doc_begin, rows->doc_begin + first, count));
     for (int64_t r = 0; r < count; r++) ids[r] = rows->place[first + r] + 1;
-    MTP_TRY(ops->upload(device, step->key_end.data, ids, bytes));
+    MTP_TRY(upload_ids(step, step->key_end, ids, count));
     for (int64_t r = 0; r < count; r++) ids[r] = rows->position[first + r] + step->config.position_offset;
-    MTP_TRY(ops->upload(device, step->positions.data, ids, bytes));
-    MTP_TRY(ops->upload(device, step->key_begin[MTP_LAYER_FULL].data, rows->doc_begin + first, bytes));
+    MTP_TRY(upload_ids(step, step->positions, ids, count));
+    MTP_TRY(upload_ids(step, step->key_begin[MTP_LAYER_FULL], rows->doc_begin + first, count));
     const int64_t window = step->drafter->config.sliding_window;
     for (int64_t r = 0; r < count; r++) {
         const int64_t begin = rows->place[first + r] - window + 1, document = rows->doc_begin[first + r];
         ids[r] = (int32_t)(begin > document ? begin : document);
     }
-    MTP_TRY(ops->upload(device, step->key_begin[MTP_LAYER_SLIDING].data, ids, bytes));
+    MTP_TRY(upload_ids(step, step->key_begin[MTP_LAYER_SLIDING], ids, count));
 
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
         if (!step->drafter->inv_freq[type]) continue;
@@ -118,44 +111,96 @@ mtp_status mtp__step_begin_chunk(mtp__step *step)
             .inv_freq = mtp_view_1d(step->drafter->inv_freq[type], MTP_F32, step->cos[type].shape[1]),
             .cos = mtp__first_rows(step->cos[type], count),
             .sin = mtp__first_rows(step->sin[type], count)};
-        MTP_TRY(ops->rope_table(device, &table));
+        MTP_TRY(step->context->ops->rope_table(step->context->device, &table));
     }
+    return MTP_OK;
+}
+
+/* `embedding` = scaled embeddings of ids[0..count), which are in `ids_device` as well; `half` = their product with the
+ * left half of the pre-projection. */
+static mtp_status embed(mtp__step *step, const int32_t *ids, mtp_view ids_device, int64_t count, mtp_view embedding,
+                        mtp_view half)
+{
+    const int64_t Hb = step->drafter->config.backbone_hidden_size;
+    mtp_embed_args args = {
+        .table = step->device_table, .ids = mtp__first_rows(ids_device, count), .y = mtp__first_rows(embedding, count)};
+    if (!step->device_table.data)
+        MTP_TRY(mtp__stage_rows(&step->stage, step->table, ids, args.ids, count, &args.table, &args.ids));
+    MTP_TRY(step->context->ops->embed_fwd(step->context->device, &args));
+    return mtp__step_linear_fwd(step, args.y, mtp_view_cols(mtp__param_value(step->drafter->pre_projection), 0, Hb),
+                                mtp__first_rows(half, count), MTP_OVERWRITE);
+}
+
+/* The tokens that the chunk is fed with from the data, for all draft steps. */
+static mtp_status embed_tokens(mtp__step *step)
+{
+    const mtp__tokens *tokens = &step->tokens;
+    MTP_TRY(upload_ids(step, step->entry_of, tokens->entry_of, tokens->K * tokens->max_rows));
+    if (step->mode == MTP__STEP_TRAIN)
+        MTP_TRY(upload_ids(step, step->taken_by, tokens->taken_by, tokens->K * tokens->capacity));
+    if (tokens->count == 0) return MTP_OK;
+    MTP_TRY(upload_ids(step, step->token_ids, tokens->ids, tokens->count));
+    return embed(step, tokens->ids, step->token_ids, tokens->count, step->embedding, step->token_half);
+}
+
+mtp_status mtp__step_begin_chunk(mtp__step *step, int64_t first)
+{
+    const mtp__rows *rows = step->rows;
+    const int64_t rest = rows->num_rows - first;
+    const bool from_data = step->config.feeding == MTP_FEED_TEACHER;
+    step->first_row = first;
+    step->num_rows = rest < step->Rc ? rest : step->Rc;
+    if (from_data) mtp__tokens_build(&step->tokens, rows, first, &step->num_rows);
+    step->last_chunk = first + step->num_rows == rows->num_rows;
+
+    MTP_TRY(upload_rows(step));
+    const int64_t count = step->num_rows;
     const mtp_view hidden = step->batch->hidden_states;
-    mtp_gather_args gather = {.dst = mtp__first_rows(step->drafts[0].state, count)};
+    mtp_gather_args gather = {.dst = mtp__first_rows(step->state, count)};
     MTP_TRY(mtp__stage_rows(
         &step->stage, mtp_view_2d(hidden.data, hidden.dtype, hidden.shape[0] * hidden.shape[1], hidden.shape[2]),
         rows->place + first, mtp__first_rows(step->places, count), count, &gather.src, &gather.index));
-    return ops->gather_rows(device, &gather);
+    MTP_TRY(step->context->ops->gather_rows(step->context->device, &gather));
+    return from_data ? embed_tokens(step) : MTP_OK;
+}
+
+/* ---- a draft step ------------------------------------------------------------------------------------------------ */
+
+/* x0 = Wpre [scale E[token] ; state]. A step that does not exist has no token half. */
+static mtp_status pre_projection(mtp__step *step, int32_t k, mtp_view x0)
+{
+    const int64_t rows = step->num_rows, Hb = step->drafter->config.backbone_hidden_size;
+    if (step->config.feeding == MTP_FEED_SELF) {
+        MTP_TRY(upload_ids(step, step->token_ids, step->host_ids, rows));
+        MTP_TRY(embed(step, step->host_ids, step->token_ids, rows, mtp__of_step(step, step->embedding, k), x0));
+    } else {
+        const mtp_gather_args gather = {
+            .src = step->token_half, .index = mtp_view_rows(step->entry_of, k * step->Rc, rows), .dst = x0};
+        MTP_TRY(step->context->ops->gather_rows(step->context->device, &gather));
+    }
+    return mtp__step_linear_fwd(step, mtp__of_step(step, step->state, k),
+                                mtp_view_cols(mtp__param_value(step->drafter->pre_projection), Hb, Hb), x0,
+                                MTP_ACCUMULATE);
 }
 
 mtp_status mtp__step_forward(mtp__step *step, int32_t k)
 {
     const mtp_drafter *drafter = step->drafter;
-    mtp__saved_draft *draft = &step->drafts[k];
-    const int64_t rows = step->num_rows, Hb = drafter->config.backbone_hidden_size;
-    const int64_t num_layers = drafter->config.num_layers;
-    const mtp_view embedding = mtp__first_rows(draft->embedding, rows);
-    const mtp_view x0 = mtp__first_rows(draft->layers[0].x_in, rows), w = mtp__param_value(drafter->pre_projection);
-
-    mtp_embed_args embed = {.table = step->device_table, .ids = mtp__first_rows(step->tokens, rows), .y = embedding};
-    if (!step->device_table.data)
-        MTP_TRY(mtp__stage_rows(&step->stage, step->table, step->host_ids, embed.ids, rows, &embed.table, &embed.ids));
-    MTP_TRY(step->context->ops->embed_fwd(step->context->device, &embed));
-    MTP_TRY(mtp__step_linear_fwd(step, embedding, mtp_view_cols(w, 0, Hb), x0, MTP_OVERWRITE));
-    MTP_TRY(
-        mtp__step_linear_fwd(step, mtp__first_rows(draft->state, rows), mtp_view_cols(w, Hb, Hb), x0, MTP_ACCUMULATE));
-    for (int64_t l = 0; l < num_layers; l++) {
-        const mtp_view y = l + 1 < num_layers ? draft->layers[l + 1].x_in : draft->x_out;
-        MTP_TRY(attention_branch(step, &drafter->layers[l], &draft->layers[l]));
-        MTP_TRY(mlp_branch(step, &drafter->layers[l], &draft->layers[l], y));
+    const mtp_view x_out = mtp__of_step(step, step->x_out, k);
+    mtp__saved_layer saved = mtp__layer_of_step(step, 0, k);
+    MTP_TRY(pre_projection(step, k, saved.x_in));
+    for (int64_t l = 0; l < drafter->config.num_layers; l++) {
+        const bool last = l + 1 == drafter->config.num_layers;
+        const mtp__saved_layer above = last ? (mtp__saved_layer){.x_in = x_out} : mtp__layer_of_step(step, l + 1, k);
+        MTP_TRY(attention_branch(step, &drafter->layers[l], &saved));
+        MTP_TRY(mlp_branch(step, &drafter->layers[l], &saved, above.x_in));
+        saved = above;
     }
-    return rmsnorm(step, mtp__first_rows(draft->x_out, rows), drafter->final_norm, mtp__first_rows(draft->n, rows),
-                   mtp__first_rows(draft->rstd_final, rows));
+    return rmsnorm(step, x_out, drafter->final_norm, mtp__step_n(step, k), mtp__of_step(step, step->rstd_final, k));
 }
 
 mtp_status mtp__step_project_state(mtp__step *step, int32_t k, mtp_view state)
 {
-    return mtp__step_linear_fwd(step, mtp__first_rows(step->drafts[k].n, step->num_rows),
-                                mtp__param_value(step->drafter->post_projection),
-                                mtp__first_rows(state, step->num_rows), MTP_OVERWRITE);
+    return mtp__step_linear_fwd(step, mtp__step_n(step, k), mtp__param_value(step->drafter->post_projection), state,
+                                MTP_OVERWRITE);
 }

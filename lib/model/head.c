@@ -35,7 +35,7 @@ mtp_status mtp__step_argmax(mtp__step *step, int32_t k, int32_t *argmax)
 {
     const mtp_backend *ops = step->context->ops;
     const int64_t rows = step->num_rows;
-    const mtp_view x = mtp__first_rows(step->drafts[k].n, rows);
+    const mtp_view x = mtp__step_n(step, k);
     const bool ordered = step->drafter->config.ordered;
     if (ordered) MTP_TRY(select_centroids(step, x, rows));
     mtp_head_args args = head_args(step, x, rows);
@@ -52,7 +52,7 @@ mtp_status mtp__step_logits(mtp__step *step, int32_t k, mtp__step_outputs *outpu
     const int64_t rows = step->num_rows, R = step->rows->num_rows;
     const int64_t width =
         config->ordered ? config->centroid_top_k * (config->vocab_size / config->num_centroids) : config->vocab_size;
-    const mtp_view x = mtp__first_rows(step->drafts[k].n, rows);
+    const mtp_view x = mtp__step_n(step, k);
     const size_t bytes = (size_t)(rows * width) * sizeof(float);
     void *logits = NULL; /* only reference checks ask for logits: not part of the plan */
 
@@ -91,7 +91,7 @@ static mtp_status collect_rows(mtp__step *step, const int64_t *counts)
                 return MTP_FAIL(MTP_E_ARGUMENT, "step %d has supervised rows, but its global count is %lld", k,
                                 (long long)counts[k]);
             const double share = weights[k] / (double)counts[k];
-            index[m] = (int32_t)(k * step->Rc + r);
+            index[m] = (int32_t)(k * step->num_rows + r);
             target[m] = step->rows->target[i];
             centroid[m] = step->centroid_of ? step->centroid_of[target[m]] : 0;
             scale[m] = (float)share;
@@ -192,7 +192,7 @@ static mtp_status deliver(mtp__step *step, mtp__step_sums *sums, mtp__step_outpu
         memset(miss, 0, (size_t)m);
     }
     for (int64_t i = 0; i < m; i++) {
-        const int64_t k = index[i] / step->Rc, at = k * R + step->first_row + index[i] % step->Rc;
+        const int64_t k = index[i] / step->num_rows, at = k * R + step->first_row + index[i] % step->num_rows;
         const float token = hierarchical ? loss[i] + centroid_loss[i] : loss[i];
         const float centroid = hierarchical ? 0.0f : centroid_loss[i];
         sums[k].loss += (double)token;
@@ -215,8 +215,11 @@ mtp_status mtp__step_losses(mtp__step *step, const int64_t *counts, mtp__step_su
 
     MTP_TRY(collect_rows(step, counts));
     const int64_t m = step->num_supervised;
-    if (step->mode == MTP__STEP_TRAIN)
-        MTP_TRY(ops->memory_zero(device, step->dn.data, (size_t)mtp_view_count(step->dn) * sizeof(float)));
+    mtp_view dx = {0};
+    if (step->mode == MTP__STEP_TRAIN) {
+        dx = mtp__of_steps(step, step->dx, step->config.num_speculative_steps);
+        MTP_TRY(ops->memory_zero(device, step->dx.data, (size_t)mtp_view_count(dx) * sizeof(float)));
+    }
     if (m == 0) return MTP_OK;
     if (step->drafter->config.ordered) {
         MTP_TRY(select_centroids(step, mtp__first_rows(step->head_x, m), m));
@@ -226,7 +229,7 @@ mtp_status mtp__step_losses(mtp__step *step, const int64_t *counts, mtp__step_su
     if (step->mode == MTP__STEP_TRAIN) {
         const mtp_gather_args scatter = {.src = mtp__first_rows(step->head_dx, m),
                                          .index = mtp__first_rows(step->head_index, m),
-                                         .dst = step->dn,
+                                         .dst = dx,
                                          .write = MTP_OVERWRITE};
         MTP_TRY(ops->scatter_rows(device, &scatter));
     }

@@ -1,7 +1,4 @@
 /* The memory of a step, in one place: what is taken here is all that a step ever uses. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "model/workspace.h"
 
 static mtp_view matrix(mtp__arena *arena, const char *label, int64_t rows, int64_t cols)
@@ -23,61 +20,91 @@ static int64_t widest_heads(const mtp_drafter_config *config)
     return config->num_heads * head_dim;
 }
 
+/* Rows of what is kept of all draft steps: N of workspace.h. */
+static int64_t rows_kept(const mtp__step *step)
+{
+    return step->mode == MTP__STEP_TRAIN ? step->config.num_speculative_steps * step->Rc : step->Rc;
+}
+
 static void layout_layer(mtp__step *step, const mtp_drafter_config *config, mtp_layer_type type,
                          mtp__saved_layer *saved, mtp__arena *arena)
 {
     static const char label[] = "activations";
-    const int64_t Rc = step->Rc, H = config->hidden_size, NH = config->num_heads;
+    const int64_t N = rows_kept(step), H = config->hidden_size, NH = config->num_heads, I = config->intermediate_size;
     const int64_t heads = NH * config->geometry[type].head_dim;
-    saved->x_in = matrix(arena, label, Rc, H);
-    saved->a = matrix(arena, label, Rc, H);
-    saved->q_raw = matrix(arena, label, Rc, heads);
-    saved->q = matrix(arena, label, Rc, heads);
-    saved->o = matrix(arena, label, Rc, heads);
-    saved->lse = matrix(arena, label, Rc, NH);
-    saved->attention_out = matrix(arena, label, Rc, H);
-    saved->x_mid = matrix(arena, label, Rc, H);
-    saved->m = matrix(arena, label, Rc, H);
-    saved->gate = matrix(arena, label, Rc, config->intermediate_size);
-    saved->up = matrix(arena, label, Rc, config->intermediate_size);
-    saved->mlp_out = matrix(arena, label, Rc, H);
-    saved->rstd_in = vector(arena, label, MTP_F32, Rc);
-    saved->rstd_post_attention = vector(arena, label, MTP_F32, Rc);
-    saved->rstd_pre_feedforward = vector(arena, label, MTP_F32, Rc);
-    saved->rstd_post_feedforward = vector(arena, label, MTP_F32, Rc);
-    saved->rstd_q = vector(arena, label, MTP_F32, Rc * NH);
+    saved->x_in = matrix(arena, label, N, H);
+    saved->a = matrix(arena, label, N, H);
+    saved->q_raw = matrix(arena, label, N, heads);
+    saved->q = matrix(arena, label, N, heads);
+    saved->o = matrix(arena, label, N, heads);
+    saved->lse = matrix(arena, label, N, NH);
+    saved->attention_out = matrix(arena, label, N, H);
+    saved->x_mid = matrix(arena, label, N, H);
+    saved->m = matrix(arena, label, N, H);
+    saved->gate = matrix(arena, label, N, I);
+    saved->up = matrix(arena, label, N, I);
+    saved->act = step->mode == MTP__STEP_TRAIN ? matrix(arena, label, N, I) : saved->gate;
+    saved->mlp_out = matrix(arena, label, N, H);
+    saved->rstd_in = vector(arena, label, MTP_F32, N);
+    saved->rstd_post_attention = vector(arena, label, MTP_F32, N);
+    saved->rstd_pre_feedforward = vector(arena, label, MTP_F32, N);
+    saved->rstd_post_feedforward = vector(arena, label, MTP_F32, N);
+    saved->rstd_q = matrix(arena, label, N, NH);
 }
 
 /* Evaluation keeps nothing: every layer of a type uses the first one's buffers, and one residual stream runs through.
  */
-static void share_layers(const mtp_drafter_config *config, mtp__saved_draft *draft)
+static void share_layers(mtp__step *step, const mtp_drafter_config *config)
 {
     const mtp__saved_layer *of_type[MTP_LAYER_TYPES] = {0};
     for (int64_t l = 0; l < config->num_layers; l++) {
         const mtp_layer_type type = config->layer_types[l];
         if (of_type[type])
-            draft->layers[l] = *of_type[type];
+            step->layers[l] = *of_type[type];
         else
-            of_type[type] = &draft->layers[l];
-        draft->layers[l].x_in = draft->layers[l].x_mid = draft->x_out;
+            of_type[type] = &step->layers[l];
+        step->layers[l].x_in = step->layers[l].x_mid = step->x_out;
     }
 }
 
-static void layout_draft(mtp__step *step, const mtp_drafter_config *config, mtp__saved_draft *draft, mtp__arena *arena)
+static void layout_activations(mtp__step *step, const mtp_drafter_config *config, mtp__arena *arena)
 {
     static const char label[] = "activations";
-    draft->embedding = matrix(arena, label, step->Rc, config->backbone_hidden_size);
-    draft->state = matrix(arena, label, step->Rc, config->backbone_hidden_size);
-    draft->x_out = matrix(arena, label, step->Rc, config->hidden_size);
-    draft->rstd_final = vector(arena, label, MTP_F32, step->Rc);
+    const int64_t N = rows_kept(step);
     bool seen[MTP_LAYER_TYPES] = {false};
+    step->state = matrix(arena, label, N, config->backbone_hidden_size);
+    step->x_out = matrix(arena, label, N, config->hidden_size);
+    step->rstd_final = vector(arena, label, MTP_F32, N);
+    step->n = matrix(arena, label, step->config.num_speculative_steps * step->Rc, config->hidden_size);
     for (int64_t l = 0; l < config->num_layers; l++) {
         const mtp_layer_type type = config->layer_types[l];
         if (step->mode == MTP__STEP_EVALUATE && seen[type]) continue;
         seen[type] = true;
-        layout_layer(step, config, type, &draft->layers[l], arena);
+        layout_layer(step, config, type, &step->layers[l], arena);
     }
-    if (step->mode == MTP__STEP_EVALUATE) share_layers(config, draft);
+    if (step->mode == MTP__STEP_EVALUATE) share_layers(step, config);
+}
+
+/* Tokens at a time: entries of the list, or the rows of a step. */
+static int64_t most_tokens(const mtp__step *step)
+{
+    return step->config.feeding == MTP_FEED_SELF ? step->Rc
+                                                 : mtp__tokens_capacity(step->Rc, step->config.num_speculative_steps);
+}
+
+static void layout_tokens(mtp__step *step, const mtp_drafter_config *config, mtp__arena *arena)
+{
+    static const char label[] = "tokens";
+    const int64_t K = step->config.num_speculative_steps, Hb = config->backbone_hidden_size, Uc = most_tokens(step);
+    step->token_ids = vector(arena, label, MTP_I32, Uc);
+    if (step->config.feeding == MTP_FEED_SELF) {
+        step->embedding = matrix(arena, label, rows_kept(step), Hb);
+        return;
+    }
+    step->entry_of = vector(arena, label, MTP_I32, K * step->Rc);
+    if (step->mode == MTP__STEP_TRAIN) step->taken_by = vector(arena, label, MTP_I32, K * Uc);
+    step->embedding = matrix(arena, label, Uc, Hb);
+    step->token_half = matrix(arena, label, Uc, config->hidden_size);
 }
 
 static void layout_head(mtp__step *step, const mtp_drafter_config *config, mtp__arena *arena)
@@ -104,17 +131,17 @@ static void layout_head(mtp__step *step, const mtp_drafter_config *config, mtp__
 static void layout_gradients(mtp__step *step, const mtp_drafter_config *config, mtp__arena *arena)
 {
     static const char label[] = "activation gradients";
-    const int64_t Rc = step->Rc, H = config->hidden_size;
-    step->dn = matrix(arena, label, step->config.num_speculative_steps * Rc, H);
-    step->dx = matrix(arena, label, Rc, H);
-    step->dbranch = matrix(arena, label, Rc, H);
-    step->dm = matrix(arena, label, Rc, H);
+    const int64_t K = step->config.num_speculative_steps, Rc = step->Rc, H = config->hidden_size;
+    const bool train = step->mode == MTP__STEP_TRAIN, chain = train && !step->config.detach_state;
+    step->dstate = matrix(arena, label, chain && K > 2 ? (K - 1) * Rc : Rc, config->backbone_hidden_size);
+    if (!train) return; /* there it takes states that are asked for */
+    step->dx = matrix(arena, label, K * Rc, H);
+    step->dinput = matrix(arena, label, Rc, H);
     /* attention and MLP take turns in the wide buffer */
     const int64_t heads = widest_heads(config), I = config->intermediate_size;
     const mtp_view wide = matrix(arena, label, Rc, heads > I ? heads : I);
     step->dheads = mtp_view_2d(wide.data, MTP_F32, Rc, heads);
     step->dact = mtp_view_2d(wide.data, MTP_F32, Rc, I);
-    step->dup = matrix(arena, label, Rc, config->intermediate_size);
 }
 
 /* ---- scratch: the most that any op asks for at these shapes ---------------------------------------------------- */
@@ -124,17 +151,19 @@ static void most(size_t *largest, size_t bytes)
     if (bytes > *largest) *largest = bytes;
 }
 
-static size_t linear_scratch(const mtp__step *step, int64_t rows, int64_t in, int64_t out)
+/* Of a layer [out, in] that `rows` rows pass at a time; its gradient takes `dw_rows` at a time. */
+static size_t linear_scratch(const mtp__step *step, int64_t rows, int64_t dw_rows, int64_t in, int64_t out)
 {
     const mtp_backend *ops = step->context->ops;
-    const mtp_linear_args args = {.x = mtp_view_2d(NULL, MTP_F32, rows, in),
-                                  .w = mtp_view_2d(NULL, MTP_F32, out, in),
-                                  .y = mtp_view_2d(NULL, MTP_F32, rows, out)};
+    mtp_linear_args args = {.x = mtp_view_2d(NULL, MTP_F32, rows, in),
+                            .w = mtp_view_2d(NULL, MTP_F32, out, in),
+                            .y = mtp_view_2d(NULL, MTP_F32, rows, out)};
     size_t bytes = ops->linear_fwd_scratch(step->context->device, &args);
-    if (step->mode == MTP__STEP_TRAIN) {
-        most(&bytes, ops->linear_dx_scratch(step->context->device, &args));
-        most(&bytes, ops->linear_dw_scratch(step->context->device, &args));
-    }
+    if (step->mode == MTP__STEP_EVALUATE) return bytes;
+    most(&bytes, ops->linear_dx_scratch(step->context->device, &args));
+    args.x = mtp_view_2d(NULL, MTP_F32, dw_rows, in);
+    args.y = mtp_view_2d(NULL, MTP_F32, dw_rows, out);
+    most(&bytes, ops->linear_dw_scratch(step->context->device, &args));
     return bytes;
 }
 
@@ -205,24 +234,25 @@ static size_t head_scratch(const mtp__step *step, const mtp_drafter_config *conf
     const mtp_topk_args topk = {.scores = mtp_view_2d(NULL, MTP_F32, Mc, config->num_centroids),
                                 .selected = args.selected};
     most(&bytes, ops->topk_scratch(device, &topk));
-    most(&bytes, linear_scratch(step, Mc, H, config->num_centroids));
+    most(&bytes, linear_scratch(step, Mc, Mc, H, config->num_centroids));
     return bytes;
 }
 
 static size_t largest_scratch(const mtp__step *step, const mtp_drafter_config *config)
 {
     const int64_t Rc = step->Rc, H = config->hidden_size, Hb = config->backbone_hidden_size;
+    const int64_t N = rows_kept(step), I = config->intermediate_size, tokens = most_tokens(step);
     size_t bytes = head_scratch(step, config);
-    most(&bytes, linear_scratch(step, Rc, Hb, H));
-    most(&bytes, linear_scratch(step, Rc, H, Hb));
-    most(&bytes, linear_scratch(step, Rc, H, config->intermediate_size));
-    most(&bytes, linear_scratch(step, Rc, config->intermediate_size, H));
+    most(&bytes, linear_scratch(step, tokens, tokens > N ? tokens : N, Hb, H));
+    most(&bytes, linear_scratch(step, Rc, N, H, Hb));
+    most(&bytes, linear_scratch(step, Rc, N, H, I));
+    most(&bytes, linear_scratch(step, Rc, N, I, H));
     if (step->mode == MTP__STEP_TRAIN) most(&bytes, norm_scratch(step, Rc, H));
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
         const int64_t D = config->geometry[type].head_dim;
         if (D == 0) continue;
-        most(&bytes, linear_scratch(step, Rc, H, config->num_heads * D));
-        most(&bytes, linear_scratch(step, Rc, config->num_heads * D, H));
+        most(&bytes, linear_scratch(step, Rc, N, H, config->num_heads * D));
+        most(&bytes, linear_scratch(step, Rc, N, config->num_heads * D, H));
         if (step->mode == MTP__STEP_TRAIN) most(&bytes, norm_scratch(step, Rc * config->num_heads, D));
         most(&bytes, attention_scratch(step, config, (mtp_layer_type)type));
     }
@@ -231,11 +261,9 @@ static size_t largest_scratch(const mtp__step *step, const mtp_drafter_config *c
 
 mtp_status mtp__step_layout(mtp__step *step, const mtp_drafter_config *config, mtp__arena *arena)
 {
-    const int32_t K = step->config.num_speculative_steps;
-    const int64_t Rc = step->Rc;
+    const int64_t Rc = step->Rc, tokens = most_tokens(step);
     static const char rows_label[] = "row indices and rotary tables";
 
-    step->tokens = vector(arena, rows_label, MTP_I32, Rc);
     step->places = vector(arena, rows_label, MTP_I32, Rc);
     step->positions = vector(arena, rows_label, MTP_I32, Rc);
     step->doc_begin = vector(arena, rows_label, MTP_I32, Rc);
@@ -246,25 +274,35 @@ mtp_status mtp__step_layout(mtp__step *step, const mtp_drafter_config *config, m
         step->cos[type] = matrix(arena, rows_label, Rc, config->geometry[type].head_dim / 2);
         step->sin[type] = matrix(arena, rows_label, Rc, config->geometry[type].head_dim / 2);
     }
-    mtp__stage_layout(&step->stage, step->context, Rc, config->backbone_hidden_size, arena);
-    step->act = matrix(arena, "activations", Rc, config->intermediate_size);
-    step->n = matrix(arena, "activations", K * Rc, config->hidden_size);
-    for (int32_t k = 0; k < K; k++) {
-        mtp__saved_draft *draft = &step->drafts[k];
-        if (k == 0 || step->mode == MTP__STEP_TRAIN) {
-            layout_draft(step, config, draft, arena);
-        } else { /* the buffers of step 0; the layer array stays this step's own */
-            mtp__saved_layer *layers = draft->layers;
-            memcpy(layers, step->drafts[0].layers, (size_t)config->num_layers * sizeof *layers);
-            *draft = step->drafts[0];
-            draft->layers = layers;
-        }
-        draft->n = mtp_view_rows(step->n, k * Rc, Rc);
-    }
-    step->dstate = matrix(arena, "activation gradients", Rc, config->backbone_hidden_size);
-    if (step->mode == MTP__STEP_TRAIN) layout_gradients(step, config, arena);
+    layout_tokens(step, config, arena);
+    mtp__stage_layout(&step->stage, step->context, tokens > Rc ? tokens : Rc, config->backbone_hidden_size, arena);
+    layout_activations(step, config, arena);
+    layout_gradients(step, config, arena);
     layout_head(step, config, arena);
     step->scratch.size = largest_scratch(step, config);
     step->scratch.data = mtp__arena_take(arena, "kernel scratch", step->scratch.size);
     return arena->failure;
+}
+
+mtp__saved_layer mtp__layer_of_step(const mtp__step *step, int64_t l, int32_t k)
+{
+    const mtp__saved_layer *kept = &step->layers[l];
+    return (mtp__saved_layer){.x_in = mtp__of_step(step, kept->x_in, k),
+                              .a = mtp__of_step(step, kept->a, k),
+                              .q_raw = mtp__of_step(step, kept->q_raw, k),
+                              .q = mtp__of_step(step, kept->q, k),
+                              .o = mtp__of_step(step, kept->o, k),
+                              .lse = mtp__of_step(step, kept->lse, k),
+                              .attention_out = mtp__of_step(step, kept->attention_out, k),
+                              .x_mid = mtp__of_step(step, kept->x_mid, k),
+                              .m = mtp__of_step(step, kept->m, k),
+                              .gate = mtp__of_step(step, kept->gate, k),
+                              .up = mtp__of_step(step, kept->up, k),
+                              .act = mtp__of_step(step, kept->act, k),
+                              .mlp_out = mtp__of_step(step, kept->mlp_out, k),
+                              .rstd_in = mtp__of_step(step, kept->rstd_in, k),
+                              .rstd_post_attention = mtp__of_step(step, kept->rstd_post_attention, k),
+                              .rstd_pre_feedforward = mtp__of_step(step, kept->rstd_pre_feedforward, k),
+                              .rstd_post_feedforward = mtp__of_step(step, kept->rstd_post_feedforward, k),
+                              .rstd_q = mtp__of_step(step, kept->rstd_q, k)};
 }

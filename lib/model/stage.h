@@ -13,7 +13,7 @@
 typedef struct mtp__stage {
     const mtp_context *context;
     bool direct;               /* host views are passed on */
-    int64_t Rc;                /* rows of a chunk, at most */
+    int64_t Rc;                /* rows at a time, at most */
     void *host;                /* rows gathered; NULL when direct */
     void *rows;                /* device: the same */
     mtp_view index;            /* device I32 [Rc]: 0, 1, 2, ... */
@@ -21,7 +21,7 @@ typedef struct mtp__stage {
     size_t kv_size[MTP_LAYER_TYPES];
 } mtp__stage;
 
-/* The parts that live in the step's arena, for chunks of Rc rows of up to `width` elements. */
+/* The parts that live in the step's arena, for up to Rc rows at a time of up to `width` elements. */
 void mtp__stage_layout(mtp__stage *stage, const mtp_context *context, int64_t Rc, int64_t width, mtp__arena *arena);
 /* After the layout, with real memory. */
 mtp_status mtp__stage_create(mtp__stage *stage, int64_t width);

@@ -63,22 +63,20 @@ static mtp_status prepare(mtp__step *step, const mtp_drafter_config *drafter, co
     if (config->logits_budget == 0)
         step->config.logits_budget = (size_t)(host ? MTP__LOGITS_MIB_HOST : MTP__LOGITS_MIB_DEVICE) << 20;
     const size_t K = (size_t)config->num_speculative_steps, Mc = K * (size_t)step->Rc;
-    step->drafts = calloc(K, sizeof *step->drafts);
+    step->layers = calloc((size_t)drafter->num_layers, sizeof *step->layers);
     step->host_ids = calloc(3 * Mc, sizeof *step->host_ids);
     step->host_floats = calloc(2 * Mc, sizeof *step->host_floats);
     step->host_bytes = calloc(Mc, 1);
-    bool complete = step->drafts && step->host_ids && step->host_floats && step->host_bytes;
-    for (size_t k = 0; complete && k < K; k++) {
-        step->drafts[k].layers = calloc((size_t)drafter->num_layers, sizeof *step->drafts[k].layers);
-        complete = step->drafts[k].layers != NULL;
-    }
-    return complete ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "out of memory for a training step");
+    if (!step->layers || !step->host_ids || !step->host_floats || !step->host_bytes)
+        return MTP_FAIL(MTP_E_MEMORY, "out of memory for a training step");
+    if (config->feeding == MTP_FEED_SELF) return MTP_OK;
+    return mtp__tokens_create(step->Rc, config->num_speculative_steps, &step->tokens);
 }
 
 static void release(mtp__step *step)
 {
-    for (int32_t k = 0; step->drafts && k < step->config.num_speculative_steps; k++) free(step->drafts[k].layers);
-    free(step->drafts);
+    free(step->layers);
+    mtp__tokens_free(&step->tokens);
     free(step->host_ids);
     free(step->host_floats);
     free(step->host_bytes);
@@ -175,16 +173,15 @@ static mtp_status deliver_matrix(mtp__step *step, int32_t k, mtp_view matrix, fl
 }
 
 /* The tokens of step k: the data's, or what the drafter said at step k - 1 (then they are in host_ids already). */
-static mtp_status feed(mtp__step *step, int32_t k, bool drafted, mtp__step_outputs *outputs)
+static void feed(mtp__step *step, int32_t k, mtp__step_outputs *outputs)
 {
     const mtp__rows *rows = step->rows;
     const int64_t at = k * rows->num_rows + step->first_row;
+    const bool drafted = step->config.feeding == MTP_FEED_SELF && k > 0;
     if (!drafted) memcpy(step->host_ids, rows->input_token + at, (size_t)step->num_rows * sizeof(int32_t));
     if (outputs && outputs->input_token)
         for (int64_t r = 0; r < step->num_rows; r++)
             outputs->input_token[at + r] = rows->valid[at + r] ? step->host_ids[r] : 0;
-    return step->context->ops->upload(step->context->device, step->tokens.data, step->host_ids,
-                                      (size_t)step->num_rows * sizeof(int32_t));
 }
 
 static void clear_logits(const mtp__step *step, int32_t k, mtp__step_outputs *outputs)
@@ -206,23 +203,25 @@ static mtp_status deliver_step(mtp__step *step, int32_t k, bool have_argmax, mtp
     if (have_argmax && outputs->argmax)
         for (int64_t r = 0; r < step->num_rows; r++)
             outputs->argmax[at + r] = step->rows->valid[at + r] ? step->host_ids[r] : 0;
-    if (outputs->hidden)
-        MTP_TRY(deliver_matrix(step, k, mtp__first_rows(step->drafts[k].n, step->num_rows), outputs->hidden));
+    if (outputs->hidden) MTP_TRY(deliver_matrix(step, k, mtp__step_n(step, k), outputs->hidden));
     if (outputs->state) {
-        MTP_TRY(mtp__step_project_state(step, k, step->dstate));
-        MTP_TRY(deliver_matrix(step, k, step->dstate, outputs->state));
+        const mtp_view state = mtp__first_rows(step->dstate, step->num_rows); /* nothing is in it before backward */
+        MTP_TRY(mtp__step_project_state(step, k, state));
+        MTP_TRY(deliver_matrix(step, k, state, outputs->state));
     }
     return MTP_OK;
 }
 
-static mtp_status run_chunk(mtp__step *step, const int64_t *counts, mtp__step_sums *sums, mtp__step_outputs *outputs)
+/* The chunk of the rows from `first` on. */
+static mtp_status run_chunk(mtp__step *step, int64_t first, const int64_t *counts, mtp__step_sums *sums,
+                            mtp__step_outputs *outputs)
 {
     const int32_t K = step->config.num_speculative_steps;
     const bool self = step->config.feeding == MTP_FEED_SELF;
-    MTP_TRY(mtp__step_begin_chunk(step));
+    MTP_TRY(mtp__step_begin_chunk(step, first));
     for (int32_t k = 0; k < K; k++) {
-        MTP_TRY(feed(step, k, self && k > 0, outputs));
-        if (k > 0) MTP_TRY(mtp__step_project_state(step, k - 1, step->drafts[k].state));
+        feed(step, k, outputs);
+        if (k > 0) MTP_TRY(mtp__step_project_state(step, k - 1, mtp__of_step(step, step->state, k)));
         MTP_TRY(mtp__step_forward(step, k));
         if (outputs && outputs->logits) {
             MTP_TRY(mtp__step_logits(step, k, outputs));
@@ -254,11 +253,7 @@ mtp_status mtp__step_run(mtp__step *step, const mtp_batch *batch, const mtp__row
     step->batch = batch;
     step->rows = rows;
     MTP_TRY(mtp__stage_kv(&step->stage, batch, step->kv));
-    for (int64_t first = 0; first < rows->num_rows; first += step->Rc) {
-        step->first_row = first;
-        step->num_rows = rows->num_rows - first < step->Rc ? rows->num_rows - first : step->Rc;
-        step->last_chunk = first + step->Rc >= rows->num_rows;
-        MTP_TRY(run_chunk(step, counts, sums, outputs));
-    }
+    for (int64_t first = 0; first < rows->num_rows; first += step->num_rows)
+        MTP_TRY(run_chunk(step, first, counts, sums, outputs));
     return MTP_OK;
 }

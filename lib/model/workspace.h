@@ -1,41 +1,38 @@
 /* Internal to lib/model: the memory of a step and what forward, head and backward share.
  *
  * A step works through the rows of a batch in chunks of at most Rc = rows_per_chunk rows. Everything below is laid out
- * for Rc rows once; a shorter chunk uses the first rows of each buffer. In EVALUATE mode nothing is kept for a backward
- * pass: the buffers of all layers and draft steps are the same memory. */
+ * for Rc rows once; a shorter chunk uses the first rows of each buffer.
+ *
+ * What is kept of all draft steps has N rows: K * Rc in TRAIN mode, where step k of a chunk of `num_rows` rows has
+ * those from k * num_rows on (mtp__of_step), so that a product over the rows of all steps takes one contiguous matrix
+ * (mtp__of_steps). In EVALUATE mode nothing is kept for a backward pass: N is Rc, and the buffers of all layers and
+ * draft steps are the same memory. */
 #ifndef MTP_MODEL_WORKSPACE_H
 #define MTP_MODEL_WORKSPACE_H
 
 #include "model/stage.h"
 #include "model/step.h"
+#include "model/tokens.h"
 
-/* What a layer keeps of one draft step. All F32. */
+/* What a layer keeps, all F32. The backward pass leaves gradients in the place of activations that it has read for the
+ * last time: those of q_raw, attention_out, gate, up and mlp_out, which are the factors of the weights' gradients. */
 typedef struct mtp__saved_layer {
-    mtp_view x_in;                         /* [Rc, H] input of the layer */
-    mtp_view a;                            /* [Rc, H] after the input norm */
-    mtp_view q_raw;                        /* [Rc, NH * D] before the q norm */
-    mtp_view q;                            /* [Rc, NH * D] after q norm and RoPE */
-    mtp_view o;                            /* [Rc, NH * D] attention output */
-    mtp_view lse;                          /* [Rc, NH] */
-    mtp_view attention_out;                /* [Rc, H] after o_proj */
-    mtp_view x_mid;                        /* [Rc, H] after the attention residual */
-    mtp_view m;                            /* [Rc, H] after the pre-feedforward norm */
-    mtp_view gate, up;                     /* [Rc, I] */
-    mtp_view mlp_out;                      /* [Rc, H] after down_proj */
-    mtp_view rstd_in, rstd_post_attention; /* [Rc] */
+    mtp_view x_in;                         /* [N, H] input of the layer */
+    mtp_view a;                            /* [N, H] after the input norm */
+    mtp_view q_raw;                        /* [N, NH * D] before the q norm */
+    mtp_view q;                            /* [N, NH * D] after q norm and RoPE */
+    mtp_view o;                            /* [N, NH * D] attention output */
+    mtp_view lse;                          /* [N, NH] */
+    mtp_view attention_out;                /* [N, H] after o_proj */
+    mtp_view x_mid;                        /* [N, H] after the attention residual */
+    mtp_view m;                            /* [N, H] after the pre-feedforward norm */
+    mtp_view gate, up;                     /* [N, I] */
+    mtp_view act;                          /* [N, I] gelu(gate) * up; the memory of gate in EVALUATE mode */
+    mtp_view mlp_out;                      /* [N, H] after down_proj */
+    mtp_view rstd_in, rstd_post_attention; /* [N] */
     mtp_view rstd_pre_feedforward, rstd_post_feedforward;
-    mtp_view rstd_q; /* [Rc * NH] */
+    mtp_view rstd_q; /* [N, NH] */
 } mtp__saved_layer;
-
-/* What a draft step keeps. */
-typedef struct mtp__saved_draft {
-    mtp_view embedding; /* [Rc, Hb] scaled token embedding */
-    mtp_view state;     /* [Rc, Hb] state_k */
-    mtp_view x_out;     /* [Rc, H] output of the last layer */
-    mtp_view n;         /* [Rc, H] after the final norm: a slice of mtp__step.n */
-    mtp_view rstd_final;
-    mtp__saved_layer *layers; /* [num_layers] */
-} mtp__saved_draft;
 
 struct mtp__step {
     mtp_context *context;
@@ -49,18 +46,28 @@ struct mtp__step {
 
     void *memory; /* device block behind the arena */
     mtp__arena arena;
-    mtp__saved_draft *drafts; /* [K] */
-    mtp_view n;               /* [K * Rc, H] */
+    mtp__saved_layer *layers; /* [num_layers] */
+    mtp_view state;           /* [N, Hb] state_k */
+    mtp_view x_out;           /* [N, H] output of the last layer */
+    mtp_view rstd_final;      /* [N] */
+    mtp_view n;               /* [K * Rc, H] after the final norm, in either mode */
 
     /* The chunk's rows, device I32 [Rc]. */
-    mtp_view tokens, places, positions, doc_begin, key_end, key_begin[MTP_LAYER_TYPES];
+    mtp_view places, positions, doc_begin, key_end, key_begin[MTP_LAYER_TYPES];
     mtp_view cos[MTP_LAYER_TYPES], sin[MTP_LAYER_TYPES]; /* [Rc, D/2] */
+
+    /* Fed from the data: the chunk's tokens (tokens.h), Uc = tokens.capacity. Self-fed: embedding is [N, Hb], a row's
+     * own at each step, and there is no list. */
+    mtp__tokens tokens;
+    mtp_view token_ids;  /* device I32 [Uc]; self-fed [Rc], of the step at hand */
+    mtp_view entry_of;   /* device I32 [K * Rc], step k from k * Rc on */
+    mtp_view taken_by;   /* device I32 [K * Uc], step k from k * Uc on */
+    mtp_view embedding;  /* [Uc, Hb] scaled token embedding */
+    mtp_view token_half; /* [Uc, H] its product with the left half of the pre-projection; later its gradient */
 
     mtp__stage stage;             /* what is brought from host memory */
     mtp_view kv[MTP_LAYER_TYPES]; /* of the batch, [B * S, 2, NKV, D] */
 
-    /* Scratch of the forward pass: the MLP's activation [Rc, I]. */
-    mtp_view act;
     /* The head: Mc = K * Rc rows at most (supervised rows of all draft steps). */
     mtp_view head_index, head_target, head_centroid; /* I32 [Mc] */
     mtp_view head_x, head_dx;                        /* [Mc, H] */
@@ -71,11 +78,11 @@ struct mtp__step {
     mtp_view head_argmax;                            /* I32 [Mc] */
     mtp_view head_miss;                              /* U8 [Mc] */
     /* Gradients of the backward pass. */
-    mtp_view dn;              /* [K * Rc, H] */
-    mtp_view dx, dbranch, dm; /* [Rc, H]: residual stream, branch output, branch input */
-    mtp_view dheads;          /* [Rc, NH * D]; the memory of dact */
-    mtp_view dact, dup;       /* [Rc, I]; dact becomes dgate */
-    mtp_view dstate;          /* [Rc, Hb] */
+    mtp_view dx;     /* [K * Rc, H]: of n, and from there of the residual stream down to the first layer's input */
+    mtp_view dinput; /* [Rc, H]: of a branch's input */
+    mtp_view dheads; /* [Rc, NH * D]; the memory of dact */
+    mtp_view dact;   /* [Rc, I] */
+    mtp_view dstate; /* [(K - 1) * Rc, Hb], at least Rc rows: of state_1 and on */
     mtp_scratch scratch;
 
     /* Host mirrors of index arrays and results, [Rc] or [Mc]. */
@@ -92,42 +99,63 @@ struct mtp__step {
     int64_t num_supervised;      /* M: rows of the head */
 };
 
-/* Lay the step out in `arena` (measuring or real). With a measuring arena step->drafts may be filled with NULL data. */
+/* Lay the step out in `arena` (measuring or real). With a measuring arena the views have NULL data. */
 mtp_status mtp__step_layout(mtp__step *step, const mtp_drafter_config *config, mtp__arena *arena);
 
-/* lib/model/forward.c: draft step k of the chunk: from tokens (step->tokens and, on the host, step->host_ids) and
- * state_k to n_k. */
-mtp_status mtp__step_begin_chunk(mtp__step *step);
+/* lib/model/forward.c: the next chunk of the run, from row `first` on: which rows it has, and what it reads of the
+ * batch for all draft steps. */
+mtp_status mtp__step_begin_chunk(mtp__step *step, int64_t first);
+/* Draft step k of the chunk: from tokens (self-fed: step->host_ids) and state_k to n_k. */
 mtp_status mtp__step_forward(mtp__step *step, int32_t k);
-/* state_{k+1} = post_projection(n_k) into `state` [Rc, Hb]. */
+/* state_{k+1} = post_projection(n_k) into `state` [num_rows, Hb]. */
 mtp_status mtp__step_project_state(mtp__step *step, int32_t k, mtp_view state);
 
 /* lib/model/head.c: argmax of step k for all rows of the chunk, as serving takes it, into host [num_rows]; and the
- * losses of the chunk's supervised rows, with dn and the head's gradients in TRAIN mode. */
+ * losses of the chunk's supervised rows, with dx and the head's gradients in TRAIN mode. */
 mtp_status mtp__step_argmax(mtp__step *step, int32_t k, int32_t *argmax);
 mtp_status mtp__step_losses(mtp__step *step, const int64_t *counts, mtp__step_sums *sums, mtp__step_outputs *outputs);
 /* Selected centroids and logits of step k for all rows of the chunk, into outputs (evaluation only). */
 mtp_status mtp__step_logits(mtp__step *step, int32_t k, mtp__step_outputs *outputs);
 
-/* lib/model/backward.c: all draft steps, from dn to the parameter gradients. */
+/* lib/model/backward.c: all draft steps, from the gradient of n to the parameter gradients. */
 mtp_status mtp__step_backward(mtp__step *step);
 /* Tell the watch, in the last chunk of a watched run, that the gradients up to those of these parameters are final.
  * NULLs and frozen ones are passed over. */
 void mtp__step_finished(const mtp__step *step, const mtp__param *const *params, int count);
 
-/* ---- small helpers ------------------------------------------------------------------------------------------- */
+/* ---- views and products ------------------------------------------------------------------------------------- */
 static inline mtp_view mtp__first_rows(mtp_view view, int64_t rows)
 {
     return mtp_view_rows(view, 0, rows);
 }
-/* [Rc, NH * D] seen as [rows, NH, D] and as [rows * NH, D]. */
-static inline mtp_view mtp__as_heads(mtp_view view, int64_t rows, int64_t num_heads)
+/* Rows of draft step k in a buffer of N rows; of the first `steps` draft steps together, in TRAIN mode. */
+static inline mtp_view mtp__of_step(const mtp__step *step, mtp_view kept, int32_t k)
 {
-    return mtp_view_3d(view.data, view.dtype, rows, num_heads, view.shape[1] / num_heads);
+    return mtp_view_rows(kept, step->mode == MTP__STEP_TRAIN ? k * step->num_rows : 0, step->num_rows);
 }
-static inline mtp_view mtp__as_head_rows(mtp_view view, int64_t rows, int64_t num_heads)
+static inline mtp_view mtp__of_steps(const mtp__step *step, mtp_view kept, int32_t steps)
 {
-    return mtp_view_2d(view.data, view.dtype, rows * num_heads, view.shape[1] / num_heads);
+    return mtp_view_rows(kept, 0, steps * step->num_rows);
+}
+/* n of draft step k. */
+static inline mtp_view mtp__step_n(const mtp__step *step, int32_t k)
+{
+    return mtp_view_rows(step->n, k * step->num_rows, step->num_rows);
+}
+/* What layer l keeps of draft step k. */
+mtp__saved_layer mtp__layer_of_step(const mtp__step *step, int64_t l, int32_t k);
+/* [rows, NH * D] seen as [rows, NH, D] and as [rows * NH, D]; [rows, NH] seen as [rows * NH]. */
+static inline mtp_view mtp__as_heads(mtp_view view, int64_t num_heads)
+{
+    return mtp_view_3d(view.data, view.dtype, view.shape[0], num_heads, view.shape[1] / num_heads);
+}
+static inline mtp_view mtp__as_head_rows(mtp_view view, int64_t num_heads)
+{
+    return mtp_view_2d(view.data, view.dtype, view.shape[0] * num_heads, view.shape[1] / num_heads);
+}
+static inline mtp_view mtp__flat(mtp_view view)
+{
+    return mtp_view_1d(view.data, view.dtype, view.shape[0] * view.shape[1]);
 }
 mtp_status mtp__step_linear_fwd(mtp__step *step, mtp_view x, mtp_view w, mtp_view y, mtp_write write);
 mtp_status mtp__step_linear_dx(mtp__step *step, mtp_view dy, mtp_view w, mtp_view dx, mtp_write write);

@@ -1,5 +1,6 @@
 /* Protects: how the cost of a training step grows (performance model): linear in draft steps and in supervised rows, in
- * nothing that is not supervised, in the vocabulary only with a dense head, and in packed documents as their sum.
+ * nothing that is not supervised, in the vocabulary only with a dense head, in packed documents as their sum, and for
+ * what follows from a token alone once a token.
  *
  * Cost is the multiply-adds that the step hands to BLAS, padding included, counted where it calls it: products are
  * where the time goes, and the count is the same on every machine. */
@@ -42,15 +43,16 @@ typedef struct work {
     int64_t prompt; /* tokens at the start of each document that are not supervised */
     int64_t V;
     bool full_attention; /* in the last layer; the others see WINDOW tokens */
+    int64_t Hb;
 } work;
 
-static const work usual = {.head = MTP_HEAD_MASKED, .K = 3, .documents = 1, .length = 386, .V = 8192};
+static const work usual = {.head = MTP_HEAD_MASKED, .K = 3, .documents = 1, .length = 386, .V = 8192, .Hb = 192};
 
 static mtp_drafter_config make_config(const work *w)
 {
     mtp_drafter_config config;
     assert_ok(synthetic_config("e2b", w->V, &config));
-    config.backbone_hidden_size = 192;
+    config.backbone_hidden_size = w->Hb;
     config.hidden_size = H;
     config.intermediate_size = 256;
     config.geometry[MTP_LAYER_SLIDING].head_dim = 64;
@@ -142,6 +144,26 @@ static void draft_steps(void **state)
     assert_between("K 9 - 6 against 6 - 3", (cost[2] - cost[1]) / (cost[1] - cost[0]), 0.97, 1.03);
 }
 
+/* The width of the verifier is in three products a draft step: the state half of the pre-projection (its output, its
+ * weight's gradient, and its state's but for the first step) and the whole post-projection (not after the last step).
+ * The token half (its output, its weight's gradient) is there once a token, whatever the draft steps: 386 tokens of the
+ * 384 rows but for the first one and the last. */
+static void verifier_width(void **state)
+{
+    (void)state;
+    for (int32_t K = 1; K <= 7; K += 3) {
+        work narrow = usual, wide = usual;
+        narrow.K = wide.K = K;
+        narrow.head = wide.head = MTP_HEAD_FLAT; /* the padding of the other heads follows what they select */
+        narrow.Hb = 768;                         /* factors so large that rows are not padded */
+        wide.Hb = 2 * narrow.Hb;
+        const double products = 2.0 * K + (K - 1) + 3.0 * (K - 1) + 2;
+        const double width = (double)(wide.Hb - narrow.Hb) * H * 384;
+        assert_between("products as wide as the verifier", (cost_of(wide) - cost_of(narrow)) / width, 0.99 * products,
+                       1.01 * products);
+    }
+}
+
 /* Beyond the window a row costs the same wherever it stands. */
 static void supervised_rows(void **state)
 {
@@ -214,6 +236,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(draft_steps),
+        cmocka_unit_test(verifier_width),
         cmocka_unit_test(supervised_rows),
         cmocka_unit_test(prompts),
         cmocka_unit_test(vocabulary_with_centroids),

@@ -67,9 +67,12 @@ static void chunks_and_micro_batches_add_up_to_the_whole(void **state)
                     *micro = fixture_drafter(&f, NULL);
         const double loss = fixture_train(&f, whole, &f.config, &f.rows, f.counts, NULL);
         mtp_step_config config = f.config;
-        config.rows_per_chunk = 5;
-        assert_near(fixture_train(&f, chunked, &config, &f.rows, f.counts, NULL), loss, 1e-6 * loss);
-        assert_true(fixture_distance(whole, chunked) < 1e-5);
+        for (config.rows_per_chunk = 5; config.rows_per_chunk >= 1; config.rows_per_chunk -= 4) {
+            /* in chunks of one row no two rows share a token */
+            memset(chunked->grads, 0, (size_t)chunked->num_grads * sizeof(float));
+            assert_near(fixture_train(&f, chunked, &config, &f.rows, f.counts, NULL), loss, 1e-6 * loss);
+            assert_true(fixture_distance(whole, chunked) < 1e-5);
+        }
         /* a batch of one sample each, all normalised by the counts of the whole */
         double sum = 0;
         mtp_batch *together = f.batch;
@@ -86,6 +89,29 @@ static void chunks_and_micro_batches_add_up_to_the_whole(void **state)
         assert_near(sum, loss, 1e-6 * loss);
         assert_true(fixture_distance(whole, micro) < 1e-5);
         mtp_drafter_free(whole), mtp_drafter_free(chunked), mtp_drafter_free(micro);
+        fixture_close(&f);
+    }
+}
+
+/* Rows that stand far apart share no tokens, and some of their steps lie outside the document. */
+static void scattered_rows_add_up_too(void **state)
+{
+    (void)state;
+    static const mtp_feeding feedings[] = {MTP_FEED_TEACHER, MTP_FEED_SELF};
+    for (int i = 0; i < 2; i++) {
+        fixture f;
+        fixture_open(&f, "e2b_masked", MTP_HEAD_MASKED);
+        for (int64_t t = 0; t < f.batch->seq; t++) f.batch->loss_mask[t] = t % 5 == 2;
+        for (int64_t d = 0; d < f.batch->num_documents; d++) f.batch->loss_mask[f.batch->document_end[d] - 1] = 1;
+        fixture_rows(&f);
+        mtp_step_config config = f.config;
+        config.feeding = feedings[i];
+        mtp_drafter *whole = fixture_drafter(&f, NULL), *single = fixture_drafter(&f, NULL);
+        const double loss = fixture_train(&f, whole, &config, &f.rows, f.counts, NULL);
+        config.rows_per_chunk = 1;
+        assert_near(fixture_train(&f, single, &config, &f.rows, f.counts, NULL), loss, 1e-6 * loss);
+        assert_true(fixture_distance(whole, single) < 1e-5);
+        mtp_drafter_free(whole), mtp_drafter_free(single);
         fixture_close(&f);
     }
 }
@@ -219,6 +245,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cut_chain_equals_single_steps),
         cmocka_unit_test(chunks_and_micro_batches_add_up_to_the_whole),
+        cmocka_unit_test(scattered_rows_add_up_too),
         cmocka_unit_test(padded_batch_equals_packed_batch),
         cmocka_unit_test(frozen_parameters_have_no_gradient_and_change_no_other),
         cmocka_unit_test(a_step_without_supervised_rows_leaves_its_term_out),
