@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/context.h"
 #include "base/error.h"
 #include "formats/json.h"
 #include "golden.h"
@@ -16,6 +17,7 @@ typedef struct golden_case {
     const char *directory;
     mtp_step_config config;
     char objective[32]; /* "" for cross-entropy */
+    bool bf16;
     bool has_curve;
     mtp_adamw_config adamw;
     double learning_rate;
@@ -27,6 +29,7 @@ typedef struct golden_case {
     mtp_batch *batch;
     mtp__rows rows;
     int64_t counts[64];
+    bool *redrafted; /* [K, R]: this step or an earlier one of the row had another token than the case (bf16) */
     mtp_safetensors *expected, *curve;
 } golden_case;
 
@@ -105,6 +108,8 @@ static mtp_status open_data(golden_case *c, const mtp_context_options *device)
     char path[4096];
     const mtp_dataset_options data_options = {.hidden_norm = MTP_HIDDEN_UNSET};
     MTP_TRY(mtp_context_create(device, &c->context));
+    c->bf16 = device->bf16;
+    if (c->bf16 && c->context->ops == mtp__backend_cpu()) c->context->ops = golden_rounded_backend();
     MTP_TRY(mtp_verifier_open(path_of(path, sizeof path, c, "verifier"), NULL, &c->verifier));
     const char *samples = path_of(path, sizeof path, c, "samples");
     MTP_TRY(mtp_dataset_open(&samples, 1, c->verifier, &data_options, &c->dataset));
@@ -118,6 +123,8 @@ static mtp_status open_data(golden_case *c, const mtp_context_options *device)
     MTP_TRY(mtp__rows_create(c->batch->batch * c->batch->seq, c->config.num_speculative_steps, &c->rows));
     MTP_TRY(mtp__rows_build(c->batch, MTP__ROWS_SUPERVISED, NULL, &c->rows));
     mtp__rows_count(&c->rows, c->counts);
+    c->redrafted = calloc((size_t)(c->rows.K * c->rows.num_rows), sizeof *c->redrafted);
+    if (!c->redrafted) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a batch");
     if (c->rows.num_rows < MTP__ROWS_PER_CHUNK_HOST) c->config.rows_per_chunk = MTP__ROWS_PER_CHUNK_HOST;
     MTP_TRY(mtp_safetensors_open(path_of(path, sizeof path, c, "expected.safetensors"), &c->expected));
     if (c->has_curve) MTP_TRY(mtp_safetensors_open(path_of(path, sizeof path, c, "curve.safetensors"), &c->curve));
@@ -128,6 +135,7 @@ static void close_case(golden_case *c)
 {
     mtp_safetensors_close(c->curve);
     mtp_safetensors_close(c->expected);
+    free(c->redrafted);
     mtp__rows_free(&c->rows);
     mtp_batch_free(c->batch);
     mtp_dataset_close(c->dataset);
@@ -157,6 +165,26 @@ static mtp_status compare_integers(golden_case *c, golden_result *result, const 
     return MTP_OK;
 }
 
+/* Tokens that the steps took: all of the case, but drafted ones in bf16. */
+static mtp_status compare_inputs(golden_case *c, golden_result *result, int32_t k, const char *name,
+                                 const int32_t *tokens)
+{
+    const int64_t R = c->rows.num_rows;
+    bool *const other = c->redrafted + k * R;
+    int64_t *want;
+    if (!c->bf16 || c->config.feeding != MTP_FEED_SELF || k == 0)
+        return compare_integers(c, result, name, tokens, NULL, R);
+    MTP_TRY(golden_integers(c->expected, name, R, &want));
+    for (int64_t r = 0; r < R; r++) {
+        if (!c->rows.valid[k * R + r]) continue;
+        other[r] = tokens[r] != want[r] || other[r - R];
+        result->drafts++;
+        result->redrafted += other[r];
+    }
+    free(want);
+    return MTP_OK;
+}
+
 static mtp_status compare_rows(golden_case *c, golden_result *result, const mtp__step_outputs *outputs)
 {
     const int64_t R = c->rows.num_rows;
@@ -169,16 +197,26 @@ static mtp_status compare_rows(golden_case *c, golden_result *result, const mtp_
         snprintf(name, sizeof name, "step%d.supervised", k);
         MTP_TRY(compare_integers(c, result, name, NULL, c->rows.supervised + k * R, R));
         snprintf(name, sizeof name, "step%d.input_token", k);
-        MTP_TRY(compare_integers(c, result, name, outputs->input_token + k * R, NULL, R));
+        MTP_TRY(compare_inputs(c, result, k, name, outputs->input_token + k * R));
         snprintf(name, sizeof name, "step%d.target", k);
         MTP_TRY(compare_integers(c, result, name, c->rows.target + k * R, NULL, R));
     }
     return MTP_OK;
 }
 
-/* Only the set of selected centroids counts: bring our blocks of logits into the expected order. */
+/* What step k has of every row, [R, width]; rows that another token was drafted for are as expected. */
+static mtp_status compare_places(golden_case *c, golden_result *result, golden_group group, const char *name, int32_t k,
+                                 float *got, int64_t width)
+{
+    const int64_t R = c->rows.num_rows;
+    if (c->bf16) MTP_TRY(golden_take(c->expected, name, got, R, width, c->redrafted + k * R));
+    return golden_compare(result, group, c->expected, name, got, R * width, 0);
+}
+
+/* Only the set of selected centroids counts: bring our blocks of logits into the expected order. `missing` [R, top_k]:
+ * those that we did not select. */
 static mtp_status reorder_logits(golden_case *c, golden_result *result, int32_t k, const mtp_drafter_config *config,
-                                 const mtp__step_outputs *outputs, float *logits)
+                                 const mtp__step_outputs *outputs, float *logits, bool *missing)
 {
     const int64_t R = c->rows.num_rows, top_k = config->centroid_top_k, P = config->vocab_size / config->num_centroids;
     const int32_t *selected = outputs->selected + k * R * top_k;
@@ -192,42 +230,58 @@ static mtp_status reorder_logits(golden_case *c, golden_result *result, int32_t 
             const int64_t centroid = want[r * top_k + j];
             int64_t i = 0;
             while (i < top_k && selected[r * top_k + i] != centroid) i++;
-            golden_note_integer(result, name, i < top_k, 1);
+            missing[r * top_k + j] = i == top_k;
+            float *block = logits + (r * top_k + j) * P;
             if (i < top_k)
-                memcpy(logits + (r * top_k + j) * P, ours + (r * top_k + i) * P, (size_t)P * sizeof(float));
+                memcpy(block, ours + (r * top_k + i) * P, (size_t)P * sizeof(float));
             else
-                memset(logits + (r * top_k + j) * P, 0, (size_t)P * sizeof(float));
+                memset(block, 0, (size_t)P * sizeof(float));
+            if (!c->bf16) {
+                golden_note_integer(result, name, i < top_k, 1);
+            } else if (!c->redrafted[k * R + r]) {
+                result->selections++;
+                result->reselected += i == top_k;
+            }
         }
     }
     free(want);
     return MTP_OK;
 }
 
+static mtp_status compare_selected(golden_case *c, golden_result *result, int32_t k, const mtp_drafter_config *config,
+                                   const mtp__step_outputs *outputs)
+{
+    const int64_t R = c->rows.num_rows, top_k = config->centroid_top_k, P = config->vocab_size / config->num_centroids;
+    float *logits = malloc(sizeof *logits * (size_t)(R * top_k * P));
+    bool *missing = malloc((size_t)(R * top_k) * sizeof *missing);
+    mtp_status status = logits && missing ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "out of memory for logits");
+    char name[64];
+    snprintf(name, sizeof name, "step%d.selected_logits", k);
+    if (status == MTP_OK) status = reorder_logits(c, result, k, config, outputs, logits, missing);
+    if (status == MTP_OK && c->bf16) status = golden_take(c->expected, name, logits, R * top_k, P, missing);
+    if (status == MTP_OK) status = compare_places(c, result, GOLDEN_LOGITS, name, k, logits, top_k * P);
+    free(logits);
+    free(missing);
+    return status;
+}
+
 static mtp_status compare_forward(golden_case *c, golden_result *result, const mtp_drafter_config *config,
                                   const mtp__step_outputs *outputs)
 {
     const int64_t R = c->rows.num_rows, H = config->hidden_size, Hb = config->backbone_hidden_size;
-    const int64_t width =
-        config->ordered ? config->centroid_top_k * (config->vocab_size / config->num_centroids) : config->vocab_size;
+    const int64_t V = config->vocab_size;
     char name[64];
     for (int32_t k = 0; k < c->rows.K; k++) {
         snprintf(name, sizeof name, "step%d.hidden", k);
-        MTP_TRY(golden_compare(result, GOLDEN_HIDDEN, c->expected, name, outputs->hidden + k * R * H, R * H, 0));
+        MTP_TRY(compare_places(c, result, GOLDEN_HIDDEN, name, k, outputs->hidden + k * R * H, H));
         snprintf(name, sizeof name, "step%d.state", k);
-        MTP_TRY(golden_compare(result, GOLDEN_STATE, c->expected, name, outputs->state + k * R * Hb, R * Hb, 0));
-        if (!config->ordered) {
-            snprintf(name, sizeof name, "step%d.logits", k);
-            MTP_TRY(golden_compare(result, GOLDEN_LOGITS, c->expected, name, outputs->logits + k * R * width, R * width,
-                                   0));
+        MTP_TRY(compare_places(c, result, GOLDEN_STATE, name, k, outputs->state + k * R * Hb, Hb));
+        if (config->ordered) {
+            MTP_TRY(compare_selected(c, result, k, config, outputs));
             continue;
         }
-        float *logits = malloc(sizeof *logits * (size_t)(R * width));
-        if (!logits) return MTP_FAIL(MTP_E_MEMORY, "out of memory for logits");
-        mtp_status status = reorder_logits(c, result, k, config, outputs, logits);
-        snprintf(name, sizeof name, "step%d.selected_logits", k);
-        if (status == MTP_OK) status = golden_compare(result, GOLDEN_LOGITS, c->expected, name, logits, R * width, 0);
-        free(logits);
-        MTP_TRY(status);
+        snprintf(name, sizeof name, "step%d.logits", k);
+        MTP_TRY(compare_places(c, result, GOLDEN_LOGITS, name, k, outputs->logits + k * R * V, V));
     }
     return MTP_OK;
 }
@@ -239,17 +293,22 @@ static mtp_status compare_losses(golden_case *c, golden_result *result, const mt
     const int32_t K = c->rows.K;
     float steps[64], centroid_steps[64];
     float *by_row = malloc(sizeof *by_row * (size_t)(2 * R * K)), *centroid_by_row = by_row + R * K;
-    if (!by_row) return MTP_FAIL(MTP_E_MEMORY, "out of memory for losses");
+    bool *other = malloc((size_t)(R * K) * sizeof *other);
+    if (!by_row || !other) return MTP_FAIL(MTP_E_MEMORY, "out of memory for losses");
     for (int32_t k = 0; k < K; k++) { /* ours is [K, R], theirs [R, K] */
         for (int64_t r = 0; r < R; r++) {
             by_row[r * K + k] = outputs->loss[k * R + r];
             centroid_by_row[r * K + k] = outputs->centroid_loss[k * R + r];
+            other[r * K + k] = c->redrafted[k * R + r];
         }
         steps[k] = c->counts[k] ? (float)(sums[k].loss / (double)c->counts[k]) : 0.0f;
         centroid_steps[k] = c->counts[k] ? (float)(sums[k].centroid_loss / (double)c->counts[k]) : 0.0f;
     }
     const float total = (float)mtp__step_total(&c->config, sums, c->counts);
-    mtp_status status = golden_compare(result, GOLDEN_LOSS, c->expected, "loss.rows", by_row, R * K, 0);
+    mtp_status status = golden_take(c->expected, "loss.rows", by_row, R * K, 1, other);
+    if (status == MTP_OK) status = golden_take(c->expected, "loss.centroid_rows", centroid_by_row, R * K, 1, other);
+    free(other);
+    if (status == MTP_OK) status = golden_compare(result, GOLDEN_LOSS, c->expected, "loss.rows", by_row, R * K, 0);
     if (status == MTP_OK)
         status = golden_compare(result, GOLDEN_LOSS, c->expected, "loss.centroid_rows", centroid_by_row, R * K, 0);
     free(by_row);
@@ -376,7 +435,10 @@ static void relative(golden_result *result, golden_group group, const char *name
 {
     char where[128];
     snprintf(where, sizeof where, "%s[%lld]", name, (long long)step);
-    golden_note(result, group, where, fabs(got - want) / fmax(fabs(want), 1e-30), 1);
+    const double error = fabs(got - want) / fmax(fabs(want), 1e-30);
+    golden_note(result, group, where, error, 1);
+    result->group[group].squares += error * error;
+    result->group[group].tensors++;
 }
 
 static mtp_status run_curve(golden_case *c, golden_result *result, mtp_drafter *drafter, mtp__step *step,
