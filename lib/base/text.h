@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/error.h"
 
@@ -26,6 +27,11 @@ mtp_status mtp__text_check(const mtp__text *text);
 const char *mtp__text_get(const mtp__text *text);
 /* Accepts a zeroed struct and zeroes it. */
 void mtp__text_free(mtp__text *text);
+/* What stands behind a noun that is counted, in messages: "" or "s". */
+static inline const char *mtp__plural(int64_t count)
+{
+    return count == 1 ? "" : "s";
+}
 
 #ifdef __cplusplus
 }

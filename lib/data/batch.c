@@ -293,6 +293,18 @@ static mtp_status read_file(mtp__batch *batch, const mtp__dataset_entry *entry, 
     return status;
 }
 
+/* The sample, what is wrong with it, and what can be done about bad values. */
+static mtp_status fail_in_file(const mtp__dataset_entry *entry, mtp_status status)
+{
+    const mtp_error first = *mtp_last_error();
+    if (status != MTP_E_DATA) return mtp__fail_prefix(status, "%s", entry->path);
+    return mtp__fail(
+        status, first.foreign, first.file, first.line,
+        "%s: %s; make this sample again (mtp check lists all that are bad), or leave it out: mtp pack --max-bad "
+        "packs the others",
+        entry->path, first.message);
+}
+
 static mtp_status read_document(mtp__batch *batch, int64_t document, const mtp__batch_item *item)
 {
     const mtp__dataset_entry entry = mtp__dataset_at(batch->dataset, item->sample);
@@ -302,7 +314,7 @@ static mtp_status read_document(mtp__batch *batch, int64_t document, const mtp__
     mtp_status status =
         entry.shard ? mtp__batch_read_packed(batch, &entry, begin, length) : read_file(batch, &entry, begin, item);
     if (status == MTP_OK) status = count_targets(&entry, view->loss_mask + begin, length, &view->num_supervised);
-    return status == MTP_OK || entry.shard ? status : mtp__fail_prefix(status, "%s", entry.path);
+    return status == MTP_OK || entry.shard ? status : fail_in_file(&entry, status);
 }
 
 /* The disk has work for the whole batch before the first document is waited for. */

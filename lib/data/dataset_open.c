@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/text.h"
 #include "data/dataset_open.h"
 
 static int by_path(const void *a, const void *b)
@@ -73,10 +74,11 @@ static void report(const mtp_dataset *dataset, const mtp_logger *logger)
     }
     for (int64_t p = 0; p < dataset->num_parts; p++)
         if (dataset->parts[p].shard) supervised += dataset->parts[p].shard->num_supervised;
-    mtp_log(logger, MTP_LOG_INFO, "data: %lld samples, %lld tokens, %lld supervised", (long long)dataset->count,
-            (long long)dataset->num_tokens, (long long)supervised);
+    mtp_log(logger, MTP_LOG_INFO, "data: %lld sample%s, %lld tokens, %lld supervised", (long long)dataset->count,
+            mtp__plural(dataset->count), (long long)dataset->num_tokens, (long long)supervised);
     if (without)
-        mtp_log(logger, MTP_LOG_WARNING, "data: %lld samples have no token that could be a target", (long long)without);
+        mtp_log(logger, MTP_LOG_WARNING, "data: %lld sample%s no token that could be a target", (long long)without,
+                without == 1 ? " has" : "s have");
 }
 
 /* Keep the documents of one side. A hash is compared, so nothing depends on what else there is. */

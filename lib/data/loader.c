@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/text.h"
 #include "data/mixture.h"
 #include "mtp/loss.h"
 
@@ -101,10 +102,10 @@ static mtp_status report_sources(const mtp_loader *loader)
     for (int64_t i = 0; i < dataset->num_sources; i++) {
         const mtp_source_info info = mtp_dataset_source(dataset, i);
         mtp_log(loader->options.logger, MTP_LOG_INFO,
-                "source %s: %.4g %% of the tokens; it has %lld samples, %lld tokens, %lld supervised, and an epoch "
+                "source %s: %.4g %% of the tokens; it has %lld sample%s, %lld tokens, %lld supervised, and an epoch "
                 "takes %lld of its documents (%.4g passes)",
-                info.path, 100 * info.share, (long long)info.num_samples, (long long)info.num_tokens,
-                (long long)info.num_supervised, (long long)mixture.parts[i],
+                info.path, 100 * info.share, (long long)info.num_samples, mtp__plural(info.num_samples),
+                (long long)info.num_tokens, (long long)info.num_supervised, (long long)mixture.parts[i],
                 (double)mixture.parts[i] / (double)info.num_samples);
     }
     mtp__mixture_free(&mixture);
@@ -120,13 +121,13 @@ static void report(const mtp_loader *loader)
         sum.documents_truncated += plan->batches[i].documents_truncated;
         sum.documents_skipped += plan->batches[i].documents_skipped;
     }
-    mtp_log(loader->options.logger, MTP_LOG_INFO, "loader: %lld batches in epoch 0, %lld left out for want of a target",
-            (long long)plan->num_batches, (long long)sum.batches_skipped);
+    mtp_log(loader->options.logger, MTP_LOG_INFO, "loader: %lld batch%s in epoch 0, %lld left out for want of a target",
+            (long long)plan->num_batches, plan->num_batches == 1 ? "" : "es", (long long)sum.batches_skipped);
     if (sum.documents_truncated || sum.documents_skipped)
         mtp_log(loader->options.logger, MTP_LOG_WARNING,
-                "loader: longer than %lld tokens: %lld samples truncated, %lld skipped",
+                "loader: longer than %lld tokens: %lld sample%s truncated, %lld skipped",
                 (long long)loader->options.tokens_per_batch, (long long)sum.documents_truncated,
-                (long long)sum.documents_skipped);
+                mtp__plural(sum.documents_truncated), (long long)sum.documents_skipped);
 }
 
 static mtp_status check_options(const mtp_loader_options *options)

@@ -6,16 +6,23 @@
 #include "base/error.h"
 #include "data/sampler.h"
 
+static mtp_status overlong(const mtp__dataset_entry *entry, int64_t budget)
+{
+    static const char remedy[] = "raise tokens_per_batch, or set overlong to \"truncate\" or \"skip\"";
+    if (entry->shard)
+        return MTP_FAIL(MTP_E_DATA, "%s: sample %lld (%s) has %lld tokens, more than the %lld of a batch; %s",
+                        entry->path, (long long)entry->row, mtp__shard_source(entry->shard, entry->row),
+                        (long long)entry->num_tokens, (long long)budget, remedy);
+    return MTP_FAIL(MTP_E_DATA, "%s has %lld tokens, more than the %lld of a batch; %s", entry->path,
+                    (long long)entry->num_tokens, (long long)budget, remedy);
+}
+
 mtp_status mtp__document_length(const mtp__dataset_entry *entry, const mtp_loader_options *options, int64_t *length)
 {
     const int64_t budget = options->tokens_per_batch;
     *length = entry->num_tokens;
     if (*length <= budget) return MTP_OK;
-    if (options->overlong == MTP_OVERLONG_ERROR)
-        return MTP_FAIL(MTP_E_DATA,
-                        "%s has %lld tokens, more than the %lld of a batch; raise tokens_per_batch, or set overlong to "
-                        "\"truncate\" or \"skip\"",
-                        entry->path, (long long)entry->num_tokens, (long long)budget);
+    if (options->overlong == MTP_OVERLONG_ERROR) return overlong(entry, budget);
     *length = options->overlong == MTP_OVERLONG_TRUNCATE ? budget : 0;
     return MTP_OK;
 }

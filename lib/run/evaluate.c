@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "model/drafter.h"
 #include "model/embedding.h"
 #include "model/step.h"
@@ -89,9 +90,9 @@ static mtp_status plan(mtp_evaluator *evaluator, int64_t *most_tokens, int64_t *
     evaluator->num_batches = batches;
     if (rounds == 0)
         return MTP_FAIL(MTP_E_DATA,
-                        "nothing to evaluate: none of the %lld samples is long enough for a round of %d drafts, which "
+                        "nothing to evaluate: of %lld sample%s none is long enough for a round of %d drafts, which "
                         "needs %d tokens from the first supervised one on (is loss_mask right?)",
-                        (long long)num_samples, evaluator->options.num_speculative_steps,
+                        (long long)num_samples, mtp__plural(num_samples), evaluator->options.num_speculative_steps,
                         evaluator->options.num_speculative_steps + 2);
     return MTP_OK;
 }
@@ -252,11 +253,10 @@ static mtp_status check_finite(const mtp_evaluator *evaluator, const mtp_batch *
         finite = finite && isfinite(sums[k].loss) && isfinite(sums[k].centroid_loss);
     if (finite) return MTP_OK;
     const mtp_sample_info first = mtp_dataset_sample(evaluator->dataset, batch->document_sample[0]);
-    return MTP_FAIL(
-        MTP_E_DATA,
-        "the loss of a batch of %lld samples, the first of them %s, is not finite: look at its samples (mtp "
-        "check), at the verifier's embedding and at the drafter's weights and config.json",
-        (long long)batch->num_documents, first.name);
+    return MTP_FAIL(MTP_E_DATA,
+                    "the loss of a batch of %lld sample%s, first %s, is not finite: look at its samples (mtp "
+                    "check), at the verifier's embedding and at the drafter's weights and config.json",
+                    (long long)batch->num_documents, mtp__plural(batch->num_documents), first.name);
 }
 
 /* The batch's sums over supervised rows, added to `total`. */

@@ -1,4 +1,5 @@
 #include "run/leak.h"
+#include "base/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -319,8 +320,8 @@ mtp_status mtp_leak_check(mtp_drafter *drafter, const mtp_verifier *verifier, co
     report->skipped = num_samples - report->documents;
     mtp_status status;
     if (report->documents == 0)
-        status = MTP_FAIL(MTP_E_DATA, "nothing to test: none of the %lld samples has a supervised position (loss_mask)",
-                          (long long)num_samples);
+        status = MTP_FAIL(MTP_E_DATA, "nothing to test: of %lld sample%s none has a supervised position (loss_mask)",
+                          (long long)num_samples, mtp__plural(num_samples));
     else
         status = test_samples(&leak, samples, report->documents, report);
     free(samples);

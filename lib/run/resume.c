@@ -1,4 +1,5 @@
 #include "run/resume.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -75,8 +76,8 @@ static void compare_batch(const mtp_train_config *config, const mtp__resume_fact
     if (then == config->gradient_accumulation_steps * facts->world_size) return;
     compare_all(config, MTP__RESUME_BATCH, manifest, differences);
     if (differences->length > before)
-        mtp__text_add(differences, " (on %lld ranks then, %lld now)", (long long)manifest->world_size,
-                      (long long)facts->world_size);
+        mtp__text_add(differences, " (on %lld rank%s then, %lld now)", (long long)manifest->world_size,
+                      mtp__plural(manifest->world_size), (long long)facts->world_size);
 }
 
 /* Would the steps already done have had the learning rates that they had. */
@@ -109,8 +110,9 @@ static mtp_status check(const mtp_train_config *config, const mtp__resume_facts 
                       "Go on with the settings and the data of then, or start a new run from an export of this one "
                       "(mtp export).");
     if (facts->schedule.max_steps < manifest->step)
-        return MTP_FAIL(MTP_E_CONFIG, "checkpoint %s has done %lld steps, the run shall have %lld", manifest->directory,
-                        (long long)manifest->step, (long long)facts->schedule.max_steps);
+        return MTP_FAIL(MTP_E_CONFIG, "checkpoint %s has done %lld step%s, the run shall have %lld",
+                        manifest->directory, (long long)manifest->step, mtp__plural(manifest->step),
+                        (long long)facts->schedule.max_steps);
     compare_all(config, MTP__RESUME_SCHEDULE, manifest, differences);
     if (differences->length && !same_history(&facts->schedule, manifest))
         return refuse(

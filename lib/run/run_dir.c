@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -83,6 +84,34 @@ static mtp_status write_record(const char *name)
     return status;
 }
 
+static mtp_status remember(mtp__run_dir *directory, const char *name)
+{
+    struct stat there;
+    if (stat(name, &there) != 0) return MTP_FAIL_FOREIGN(MTP_E_IO, errno, "%s: %s", name, strerror(errno));
+    directory->device = (uint64_t)there.st_dev;
+    directory->inode = (uint64_t)there.st_ino;
+    return MTP_OK;
+}
+
+mtp_status mtp__run_dir_check(const mtp__run_dir *directory)
+{
+    struct stat there;
+    char *name = NULL;
+    if (!directory->locked) return MTP_OK;
+    MTP_TRY(mtp__path_join(directory->path, "run.json", &name));
+    const int code = stat(name, &there) == 0 ? 0 : errno;
+    free(name);
+    if (code == 0 && (uint64_t)there.st_dev == directory->device && (uint64_t)there.st_ino == directory->inode)
+        return MTP_OK;
+    if (code != 0 && code != ENOENT && code != ENOTDIR)
+        return MTP_OK; /* a disk that fails says so when it is written */
+    return MTP_FAIL(
+        MTP_E_IO,
+        "output_dir %s was removed, moved or replaced while the run wrote to it: what it would write from here "
+        "on is no run any more. Start again, in a directory that stays",
+        directory->path);
+}
+
 static mtp_status claim(mtp__run_dir *directory, bool fresh)
 {
     char *name = NULL;
@@ -94,6 +123,7 @@ static mtp_status claim(mtp__run_dir *directory, bool fresh)
         status = write_record(name);
     else if (fresh)
         status = MTP_FAIL(MTP_E_EXISTS, "another process has begun a run in %s", directory->path);
+    if (status == MTP_OK) status = remember(directory, name);
     free(name);
     return status;
 }

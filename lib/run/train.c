@@ -1,6 +1,7 @@
 /* The loop of training: update, look, save (train_save.c). */
 #include <string.h>
 
+#include "base/text.h"
 #include "run/config.h"
 #include "run/train_run.h"
 
@@ -53,8 +54,9 @@ static bool out_of_patience(mtp__run *run)
     if (patience == 0 || run->evals_since_best < patience) return false;
     if (!run->stopped_early)
         mtp_log(run->options->logger, MTP_LOG_INFO,
-                "no longer accepted length in %lld evaluations: the run ends at step %lld, the best was step %lld",
-                (long long)run->evals_since_best, (long long)run->step, (long long)run->best_step);
+                "no longer accepted length in %lld evaluation%s: the run ends at step %lld, the best was step %lld",
+                (long long)run->evals_since_best, mtp__plural(run->evals_since_best), (long long)run->step,
+                (long long)run->best_step);
     run->stopped_early = true;
     return true;
 }
@@ -70,6 +72,7 @@ static mtp_status show(mtp__run *run, const mtp__update *update)
     if (!logged && !live) return MTP_OK;
     const mtp_loader_stats stats = mtp_loader_get_stats(run->trainer.loader);
     const mtp__pace pace = mtp__progress_pace(&run->progress, stats.wait_seconds, logged);
+    if (logged) MTP_TRY(mtp__run_dir_check(&run->directory));
     if (logged) MTP_TRY(mtp__metrics_train(&run->metrics, update, &pace));
     if (!o->progress) return MTP_OK;
     char line[MTP__PROGRESS_LINE];
@@ -133,7 +136,7 @@ static mtp_status with_last_good(mtp__run *run, mtp_status status)
     if (status == MTP_OK || status == MTP_E_INTERRUPTED) return status;
     const mtp_error first = *mtp_last_error();
     if (run->ranks.world_size == 1 && mtp__run_settle(run, true) != MTP_OK) return mtp__fail_again(&first);
-    if (run->saved_step < 0) return mtp__fail_again(&first);
+    if (run->saved_step < 0 || mtp__run_dir_check(&run->directory) != MTP_OK) return mtp__fail_again(&first);
     /* the fingerprint of the data is one of token ids: a sample that is left out makes another run */
     const bool data = status == MTP_E_DATA || status == MTP_E_FORMAT;
     return mtp__fail(status, first.foreign, first.file, first.line,
@@ -150,8 +153,10 @@ static void describe(const mtp__run *run)
     if (mtp_loader_batches(t->loader, 0, &batches) != MTP_OK) batches = 0;
     mtp_log(logger, MTP_LOG_INFO, "drafter %s: %lld trained values, %lld tensors", run->config->drafter,
             (long long)mtp_drafter_num_trained(t->drafter), (long long)mtp_drafter_num_parameters(t->drafter));
-    mtp_log(logger, MTP_LOG_INFO, "data: %lld samples, %lld micro-batches in the first epoch; the run has %lld steps",
-            (long long)mtp_dataset_size(t->train_data), (long long)batches, (long long)t->schedule.max_steps);
+    mtp_log(logger, MTP_LOG_INFO, "data: %lld sample%s, %lld micro-batch%s in the first epoch; the run has %lld step%s",
+            (long long)mtp_dataset_size(t->train_data), mtp__plural(mtp_dataset_size(t->train_data)),
+            (long long)batches, batches == 1 ? "" : "es", (long long)t->schedule.max_steps,
+            mtp__plural(t->schedule.max_steps));
 }
 
 static mtp_status train(mtp__run *run)
@@ -165,7 +170,9 @@ static mtp_status train(mtp__run *run)
     MTP_TRY(mtp__run_compare(run));
     MTP_TRY(mtp__ranks_agree(&run->ranks, MTP_OK));
     mtp__ranks_leave(&run->ranks, MTP_OK);
-    return mtp__run_writes(run) ? mtp__run_export(run) : MTP_OK;
+    if (!mtp__run_writes(run)) return MTP_OK;
+    MTP_TRY(mtp__run_export(run));
+    return mtp__run_dir_check(&run->directory);
 }
 
 /* Only rank 0 talks about the run; the others say what is wrong. */

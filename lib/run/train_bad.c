@@ -9,7 +9,7 @@ static mtp_status too_many(const mtp__run *run, const mtp__update *update, const
     return MTP_FAIL(
         MTP_E_DATA,
         "step %lld: loss %g, gradient norm %g: not finite. The samples of its batch: %s (all of them in %s). "
-        "%lld steps of the run were skipped before it, max_bad_steps is %lld. Weights are those of before "
+        "Skipped before it: %lld, max_bad_steps is %lld. Weights are those of before "
         "the step. mtp check says whether these samples are at fault; a larger max_bad_steps skips more of them, "
         "a lower learning_rate is another run",
         (long long)update->step, update->loss, update->grad_norm, names, path, (long long)run->bad_steps - 1,

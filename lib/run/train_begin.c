@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "base/file.h"
+#include "base/text.h"
 #include "run/config.h"
 #include "run/resume.h"
 #include "run/train_run.h"
@@ -123,8 +124,8 @@ static mtp_status check_space(const mtp__run *run)
     const uint64_t most = (UINT64_MAX - weights) / checkpoint;
     const uint64_t bytes = count < most ? count * checkpoint + weights : UINT64_MAX;
     mtp__text what = {0};
-    mtp__text_add(&what, "%llu checkpoints of %.1f MiB and the export", (unsigned long long)count,
-                  (double)checkpoint / (1 << 20));
+    mtp__text_add(&what, "%llu checkpoint%s of %.1f MiB and the export", (unsigned long long)count,
+                  mtp__plural((int64_t)count), (double)checkpoint / (1 << 20));
     mtp_status status = mtp__text_check(&what);
     if (status == MTP_OK) status = mtp__run_dir_check_space(run->config->output_dir, bytes, what.data);
     mtp__text_free(&what);
@@ -245,8 +246,9 @@ static mtp_status load_checkpoint(mtp__run *run)
             MTP_TRY(mtp__checkpoint_supersede(run->directory.path, m->step, run->options->logger));
     }
     if (m->world_size != run->ranks.world_size)
-        mtp_log(run->options->logger, MTP_LOG_INFO, "the checkpoint is of %lld ranks, now there are %d",
-                (long long)m->world_size, run->ranks.world_size);
+        mtp_log(run->options->logger, MTP_LOG_INFO, "the checkpoint is of %lld rank%s, now there %s %d",
+                (long long)m->world_size, mtp__plural(m->world_size), run->ranks.world_size == 1 ? "is" : "are",
+                run->ranks.world_size);
     mtp_log(run->options->logger, MTP_LOG_INFO, "going on from %s: step %lld of %lld", m->directory, (long long)m->step,
             (long long)run->trainer.schedule.max_steps);
     return MTP_OK;

@@ -67,7 +67,8 @@ mtp_status mtp__run_export(mtp__run *run)
     mtp__saver_free(run->saver);
     run->saver = NULL;
     mtp__trainer_close(&run->trainer); /* the export loads the weights once more: make room */
-    mtp_status status = mtp_context_create(&options, &context);
+    mtp_status status = mtp__run_dir_check(&run->directory);
+    if (status == MTP_OK) status = mtp_context_create(&options, &context);
     if (status == MTP_OK) status = mtp__checkpoint_path(run->directory.path, final_step(run), &source);
     if (status == MTP_OK) status = mtp__path_join(run->directory.path, "export", &output);
     if (status == MTP_OK) status = export_from(run, context, source, output);

@@ -151,7 +151,8 @@ static mtp_status begin(mtp__run *run)
                       .best = best,
                       .metrics = run->metrics.lines.fd,
                       .metrics_behind = mtp__metrics_behind(&run->metrics)};
-    mtp_status status = mtp__run_writes(run) ? make_manifest(run, &save.manifest) : MTP_OK;
+    mtp_status status = mtp__run_dir_check(&run->directory);
+    if (status == MTP_OK && mtp__run_writes(run)) status = make_manifest(run, &save.manifest);
     if (status == MTP_OK) status = mtp__saver_begin(run->saver, &save);
     MTP_TRY(mtp__ranks_agree(&run->ranks, status));
     run->begun_step = run->step;

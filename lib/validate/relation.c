@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/real.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "validate/check.h"
 
 enum { LAGS = 3, AT_ONCE = 4, MIN_FEATURES = 24, ROWS_PER_FEATURE = 5, MIN_SAMPLES = 4 };
@@ -449,8 +450,8 @@ mtp_status mtp__check_learn(mtp_check *check)
     if (features > Hb) features = Hb;
     if (count < MIN_SAMPLES || features < MIN_FEATURES) {
         mtp__check_note(check, "K/V follow from the text", false,
-                        "not enough evidence: %lld samples of %d tokens or more, %lld tokens", (long long)count,
-                        MTP__CHECK_MIN_TOKENS, (long long)rows);
+                        "not enough evidence: %lld sample%s of %d tokens or more, %lld tokens", (long long)count,
+                        mtp__plural(count), MTP__CHECK_MIN_TOKENS, (long long)rows);
         return MTP_OK;
     }
     check->features = features;

@@ -57,7 +57,7 @@ static void warnings_are_marked(void **state)
     assert_int_equal(run.exit_code, 0);
     assert_non_null(strstr(run.err, "mtp: warning: "));
     assert_non_null(strstr(run.err, "gone.safetensors is not there"));
-    assert_non_null(strstr(run.err, "mtp: data: 1 samples, "));
+    assert_non_null(strstr(run.err, "mtp: data: 1 sample, "));
     test_run_free(&run);
 }
 
@@ -75,7 +75,7 @@ static void bad_samples_are_named(void **state)
     assert_int_equal(run.exit_code, 3);
     assert_non_null(strstr(run.out, test_path("%s: file: ", damaged)));
     assert_non_null(strstr(run.out, "truncated or malformed file"));
-    assert_non_null(strstr(run.out, "not tested  K/V follow from the text: not enough evidence: 1 samples"));
+    assert_non_null(strstr(run.out, "not tested  K/V follow from the text: not enough evidence: 1 sample of"));
     assert_non_null(strstr(run.out, "2 samples, 1 good"));
     test_run_free(&run);
 

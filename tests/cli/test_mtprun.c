@@ -222,6 +222,14 @@ static void output(void **state)
     assert_string_equal(text, "err 0\n");
     free(text);
     test_run_free(&run);
+    /* another run of the name takes nothing away */
+    run = mtprun("--nproc-per-node=2", "--log-dir", logs, "--rdzv-id=a", "sh", "-c", "echo more");
+    assert_code(&run, 0);
+    text = test_read(test_path("%s/a/attempt_0/1/stdout.log", logs), NULL);
+    assert_memory_equal(text, "out 1\n== mtprun: another run, ", 30);
+    assert_string_equal(strstr(text, " ==\n"), " ==\nmore\n");
+    free(text);
+    test_run_free(&run);
 
     run = mtprun("--nproc-per-node=2", "--log-dir", logs, "--rdzv-id=b", "--redirects=1:3", "--tee", "0:2", "sh", "-c",
                  both);
@@ -306,8 +314,18 @@ static void restarts(void **state)
     run = mtprun("--max-restarts=1", "sh", "-c", "echo try; exit 4");
     assert_code(&run, 4);
     assert_int_equal(count_of(run.out, "try"), 2);
-    assert_says(run.err, "failed after 1 restart(s)");
+    assert_says(run.err, "failed after 1 restart. First");
     test_run_free(&run);
+    /* a wrong configuration stays wrong; who was told to stop is not wanted */
+    static const int final[] = {2, 130};
+    for (int i = 0; i < 2; i++) {
+        run = mtprun("--nproc-per-node=2", "--max-restarts=3", "sh", "-c",
+                     test_path("echo try; [ $RANK = 1 ] && exit %d; sleep 300", final[i]));
+        assert_code(&run, final[i]);
+        assert_true(count_of(run.out, "try") <= 2);
+        assert_says(run.err, test_path("exit code %d is not started again", final[i]));
+        test_run_free(&run);
+    }
 }
 
 /* ---- signals -------------------------------------------------------------------------------------------------- */

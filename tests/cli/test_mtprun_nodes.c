@@ -41,6 +41,24 @@ static void two_nodes(void **state)
     test_file_says(outs[0], "restart 1 of 1");
 }
 
+/* What one machine ends with for good ends the others too, whatever became of their own ranks. */
+static void a_final_code_ends_all(void **state)
+{
+    (void)state;
+    const char *dir = test_dir(), *endpoint = free_endpoint();
+    const char *const script = "[ $RANK = 1 ] && exit 2; sleep 300";
+    pid_t pids[2];
+    for (int node = 0; node < 2; node++)
+        pids[node] = test_start(test_path("%s/node%d", dir, node),
+                                (const char *const[]){MTP_TEST_LAUNCHER, "--nnodes=2",
+                                                      test_path("--node-rank=%d", node), "--rdzv-endpoint", endpoint,
+                                                      "--max-restarts=5", "sh", "-c", script, NULL});
+    for (int node = 0; node < 2; node++) {
+        assert_int_equal(test_end(pids[node]), 2);
+        test_file_says(test_path("%s/node%d", dir, node), "exit code 2 is not started again");
+    }
+}
+
 static void another_secret(void **state)
 {
     (void)state;
@@ -175,8 +193,9 @@ int main(void)
 {
     setenv("MTP_RDZV_SECRET", "a secret of the test", 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_nodes),    cmocka_unit_test(another_secret), cmocka_unit_test(lost_and_back),
-        cmocka_unit_test(back_at_once), cmocka_unit_test(too_late),       cmocka_unit_test(node_0_lost),
+        cmocka_unit_test(two_nodes),     cmocka_unit_test(a_final_code_ends_all), cmocka_unit_test(another_secret),
+        cmocka_unit_test(lost_and_back), cmocka_unit_test(back_at_once),          cmocka_unit_test(too_late),
+        cmocka_unit_test(node_0_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -201,6 +201,26 @@ static void the_second_signal_stops_at_once(void **state)
          "has no checkpoint yet; it starts from the beginning");
 }
 
+/* ---- a directory that goes away ------------------------------------------------------------------------------- */
+
+/* Removed, and moved with another in its place: nothing is written beside it, and the next write ends the run. */
+static void a_directory_that_goes_away_ends_the_run(void **state)
+{
+    (void)state;
+    for (int moved = 0; moved < 2; moved++) {
+        const char *run = test_path("%s/run", test_dir()), *log = test_path("%s/log", test_dir());
+        const char *way = moved ? test_path("mv '%s' '%s.moved'", run, run) : test_path("rm -rf '%s'", run);
+        const pid_t child = start_mtp(log, "train", test_train_file(run), "--set", "max_steps=100000");
+        wait_for_path(test_path("%s/tb", run), child, log);
+        ends(test_execute((const char *const[]){"/bin/sh", "-c", way, NULL}), 0, "", "");
+        assert_int_equal(wait_exit(child), 1);
+        char *text = test_read(log, NULL);
+        says(text, test_path("output_dir %s was removed, moved or replaced", run));
+        free(text);
+        assert_false(exists(run));
+    }
+}
+
 /* ---- kill -9 and full disks ----------------------------------------------------------------------------------- */
 
 /* Killed at ten different moments while checkpoints are written beside the steps, one after every step; each time the
@@ -306,6 +326,7 @@ int main(void)
         cmocka_unit_test(sigint_saves_and_ends),
         cmocka_unit_test(sigterm_saves_and_ends),
         cmocka_unit_test(the_second_signal_stops_at_once),
+        cmocka_unit_test(a_directory_that_goes_away_ends_the_run),
         cmocka_unit_test(kill_leaves_a_run_that_goes_on),
         cmocka_unit_test(a_full_disk_is_waited_out),
         cmocka_unit_test(a_save_that_fails_is_exit_code_1),

@@ -139,6 +139,11 @@ static void store_gives_the_same_batches(void **state)
     assert_ok(mtp_dataset_open(paths, count, w->verifier, &data, &files));
     same_batches(files, store, true, 0.0f);
     same_batches(files, store, false, 0.0f);
+    /* a sample that is too long is named, not only its shard */
+    const mtp_loader_options few = {.tokens_per_batch = 20, .prefetch = 1};
+    mtp_loader *loader = NULL;
+    assert_fails(mtp_loader_create(store, &few, &loader), MTP_E_DATA,
+                 "sample_06.safetensors) has 23 tokens, more than");
     assert_int_equal(mtp_dataset_fingerprint(files), mtp_dataset_fingerprint(store));
     mtp_dataset_close(files);
 

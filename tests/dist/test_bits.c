@@ -96,10 +96,10 @@ static void a_run_goes_on_at_another_number_of_ranks(void **state)
     /* another global batch is another run */
     const char *const overrides[] = {dist_max_steps(10), dist_budget(12), dist_accumulation(2), "resume=auto", NULL};
     test_expect(dist_launch(2, NULL, out, overrides), 2, "",
-                "gradient_accumulation_steps: 6 then, 2 now (on 1 ranks then, 2 now)");
+                "gradient_accumulation_steps: 6 then, 2 now (on 1 rank then, 2 now)");
     /* but more or fewer ranks may go on: what they take then is what is left */
     const char *const fewer[] = {dist_max_steps(10), dist_budget(12), dist_accumulation(6), "resume=auto", NULL};
-    test_expect(dist_launch(2, NULL, out, fewer), 0, "", "the checkpoint is of 1 ranks, now there are 2");
+    test_expect(dist_launch(2, NULL, out, fewer), 0, "", "the checkpoint is of 1 rank, now there are 2");
     json_t *lines = dist_lines(out, "train");
     assert_int_equal((int)dist_number(json_array_get(lines, 9), "tokens"), 2 * DIST_GLOBAL * DIST_TOKENS);
     json_decref(lines);

@@ -158,8 +158,8 @@ static void a_machine_is_lost(void **state)
     test_end(pids[1]);
     const int code = test_end(pids[0]);
     if (code != 0) fail_msg("exit code %d: %s", code, test_read(logs[0], NULL));
-    test_file_says(logs[0], "2 machine(s) of at most 2, 2 rank(s) in all");
-    test_file_says(logs[0], "1 machine(s) of at most 2, 1 rank(s) in all");
+    test_file_says(logs[0], "2 machines of at most 2, 2 ranks in all");
+    test_file_says(logs[0], "1 machine of at most 2, 1 rank in all");
     test_file_says(logs[0], "going on from");
     assert_int_equal(access(test_path("%s/export/model.safetensors", directory), F_OK), 0);
 }

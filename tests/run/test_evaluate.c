@@ -212,7 +212,7 @@ static void short_samples_are_counted(void **state)
     mtp_evaluator *evaluator = NULL;
     assert_fails(mtp_evaluator_create(o.drafter, o.verifier, o.dataset,
                                       &(mtp_evaluator_options){.num_speculative_steps = 16}, &evaluator),
-                 MTP_E_DATA, "none of the 3 samples is long enough for a round of 16 drafts");
+                 MTP_E_DATA, "of 3 samples none is long enough for a round of 16 drafts");
     assert_null(evaluator);
     test_close(&o);
 }

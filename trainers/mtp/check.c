@@ -121,12 +121,13 @@ static void print_summary(const mtp_check_report *report, double bad_share)
 {
     print_bad(report);
     for (int64_t i = 0; i < report->num_evidence; i++) inputs_print_evidence(&report->evidence[i]);
-    printf("%lld samples, %lld good (%lld tokens, %lld of them supervised), %lld bad (%.2f %%)\n",
-           (long long)report->num_samples, (long long)report->counts[MTP_CHECK_GOOD], (long long)report->num_tokens,
+    printf("%lld sample%s, %lld good (%lld token%s, %lld of them supervised), %lld bad (%.2f %%)\n",
+           (long long)report->num_samples, program_plural(report->num_samples),
+           (long long)report->counts[MTP_CHECK_GOOD], (long long)report->num_tokens, program_plural(report->num_tokens),
            (long long)report->num_supervised, (long long)report->num_bad, 100 * bad_share);
     if (report->num_unsupervised > 0)
-        printf("%lld samples have nothing supervised and train nothing: is their loss_mask right?\n",
-               (long long)report->num_unsupervised);
+        printf("%lld sample%s with nothing supervised, to train nothing with: is the loss_mask right?\n",
+               (long long)report->num_unsupervised, program_plural(report->num_unsupervised));
 }
 
 static mtp_status check_samples(const check_options *options, inputs *opened, bool *holds)
@@ -167,13 +168,14 @@ static void print_property(const mtp_leak_property *property, bool control)
     if (property->rows == 0)
         printf("these samples have no row to test this with\n");
     else if (control)
-        printf("%lld of %lld rows moved\n", (long long)property->moved, (long long)property->rows);
+        printf("%lld of %lld row%s moved\n", (long long)property->moved, (long long)property->rows,
+               program_plural(property->rows));
     else if (property->moved == 0)
-        printf("%lld rows compared, %s\n", (long long)property->rows,
+        printf("%lld row%s compared, %s\n", (long long)property->rows, program_plural(property->rows),
                property->exact ? "all equal bit for bit" : "all equal to float order");
     else
-        printf("%lld of %lld rows differ, the first: %s\n", (long long)property->moved, (long long)property->rows,
-               property->first);
+        printf("%lld of %lld row%s differ, the first: %s\n", (long long)property->moved, (long long)property->rows,
+               program_plural(property->rows), property->first);
 }
 
 static void print_report(const mtp_leak_report *report)
@@ -181,14 +183,15 @@ static void print_report(const mtp_leak_report *report)
     for (int kind = 0; kind < MTP_LEAK_KINDS; kind++)
         print_property(&report->properties[kind], kind == MTP_LEAK_CONTROL);
     if (report->skipped > 0)
-        printf("%lld samples have nothing supervised and were left out\n", (long long)report->skipped);
+        printf("%lld sample%s with nothing supervised left out\n", (long long)report->skipped,
+               program_plural(report->skipped));
     if (!report->rows_exact)
         printf(
             "note: packed = alone, packed = padded and chunks = whole hold to float order only here (compared: hidden, "
             "state and loss, |a - b| <= %g max(1, |a|, |b|)): %s\n",
             report->tolerance, report->rows_note);
-    printf(report->holds ? "no leak found in %lld samples\n" : "a test FAILED on these %lld samples\n",
-           (long long)report->documents);
+    printf(report->holds ? "no leak found in %lld sample%s\n" : "a test FAILED, on %lld sample%s\n",
+           (long long)report->documents, program_plural(report->documents));
 }
 
 static mtp_status check_leaks(const check_options *options, const inputs *opened, bool *holds)

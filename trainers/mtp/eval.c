@@ -107,7 +107,8 @@ static mtp_status print_table(const mtp_evaluation *evaluation)
     if (status != MTP_OK) return status;
     fputs(text, stdout);
     free(text);
-    printf("%lld samples in %.1f s", (long long)evaluation->num_samples, evaluation->seconds);
+    printf("%lld sample%s in %.1f s", (long long)evaluation->num_samples, program_plural(evaluation->num_samples),
+           evaluation->seconds);
     if (evaluation->num_short > 0)
         printf("; %lld too short for a round of %d drafts", (long long)evaluation->num_short,
                evaluation->num_speculative_steps);

@@ -104,7 +104,7 @@ static bool parse(int argc, char **argv, pack_options *options, int *exit_code)
 
 static void print_refused(const mtp_pack_summary *s)
 {
-    printf("%lld samples were refused\n", (long long)s->refused);
+    printf("%lld sample%s refused\n", (long long)s->refused, s->refused == 1 ? " was" : "s were");
     for (int i = 0; i < MTP_PACK_REASONS && s->reasons[i].count; i++)
         printf("  %6lld  %s\n", (long long)s->reasons[i].count, s->reasons[i].reason);
 }
@@ -112,10 +112,11 @@ static void print_refused(const mtp_pack_summary *s)
 static void print_summary(const mtp_pack_summary *s)
 {
     const double gib = 1024.0 * 1024 * 1024;
-    printf("%lld samples, %lld tokens, %lld of them supervised, in %lld shards of %.3f GiB together\n",
-           (long long)s->samples, (long long)s->tokens, (long long)s->supervised, (long long)s->shards,
-           (double)s->bytes / gib);
-    if (s->shards_kept) printf("%lld shards were there already\n", (long long)s->shards_kept);
+    printf("%lld sample%s, %lld tokens, %lld of them supervised, in %lld shard%s of %.3f GiB\n", (long long)s->samples,
+           program_plural(s->samples), (long long)s->tokens, (long long)s->supervised, (long long)s->shards,
+           program_plural(s->shards), (double)s->bytes / gib);
+    if (s->shards_kept)
+        printf("%lld shard%s there already\n", (long long)s->shards_kept, s->shards_kept == 1 ? " was" : "s were");
     if (s->tokens)
         printf("%.1f KiB a token: %.2f TiB for a billion tokens\n", (double)s->bytes / (double)s->tokens / 1024,
                (double)s->bytes / (double)s->tokens * 1e9 / gib / 1024);

@@ -86,9 +86,10 @@ static mtp_status plan(const char *path, const args_list *overrides, int64_t wor
 static void print_disk(int64_t tokens)
 {
     const double gib = 1024.0 * 1024 * 1024;
-    printf("packed store of %lld tokens, GiB (V only: with --global-v-only; teacher: more, when all tokens are "
+    printf("packed store of %lld token%s, GiB (V only: with --global-v-only; teacher: more, when all tokens are "
            "supervised)\n%-10s %12s %12s %12s %12s %12s\n",
-           (long long)tokens, "verifier", "bf16", "fp8", "bf16, V only", "fp8, V only", "teacher");
+           (long long)tokens, program_plural(tokens), "verifier", "bf16", "fp8", "bf16, V only", "fp8, V only",
+           "teacher");
     for (int64_t i = 0; mtp_pack_official(i); i++) {
         const uint64_t bf16 = mtp_pack_official_bytes(i, false, false, false, tokens);
         const uint64_t columns[] = {bf16, mtp_pack_official_bytes(i, true, false, false, tokens),

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "mtp/pack.h"
+#include "program.h"
 
 static void print_row(const mtp_scale *s)
 {
@@ -31,11 +32,11 @@ mtp_status print_scale(const mtp_scale_options *options, bool json)
         if (status != MTP_OK) return status;
         if (i == 0 && !json)
             printf(
-                "a step on %lld GPU(s), one rank each: estimates, not measurements; ms, positions/s of all ranks, GiB "
+                "a step on %lld GPU%s, one rank each: estimates, not measurements; ms, positions/s of all ranks, GiB "
                 "and GB/s of one rank\n"
                 "%-10s %9s %9s %9s %9s %9s %9s %10s %12s %8s %8s\n",
-                (long long)options->world_size, "verifier", "M params", "step", "compute", "optimizer", "allreduce",
-                "exposed", "efficiency", "positions/s", "memory", "data");
+                (long long)options->world_size, program_plural(options->world_size), "verifier", "M params", "step",
+                "compute", "optimizer", "allreduce", "exposed", "efficiency", "positions/s", "memory", "data");
         if (json) printf(i == 0 ? "{\"scale\": [" : ", ");
         if (json)
             print_object(&scale);

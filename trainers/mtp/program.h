@@ -3,6 +3,7 @@
 #define MTP_TRAINERS_PROGRAM_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "mtp/log.h"
 #include "mtp/status.h"
@@ -27,5 +28,10 @@ int program_flush(int exit_code);
  * 130. */
 void program_catch_signals(void);
 bool program_stop_requested(void);
+/* What stands behind a noun that is counted: "" or "s". */
+static inline const char *program_plural(int64_t count)
+{
+    return count == 1 ? "" : "s";
+}
 
 #endif

@@ -268,6 +268,7 @@ node_end nodes_join(nodes *all, int attempt, plan *now, node_stop stop, int *cod
     const node_end end = take_part(all, attempt, now, stop, code);
     if (end != NODE_RUNS) return end;
     if (own->min_nodes < own->num_nodes)
-        say("%d machine(s) of at most %d, %d rank(s) in all", now->group_size, own->num_nodes, now->world_size);
+        say("%d machine%s of at most %d, %d rank%s in all", now->group_size, plural(now->group_size), own->num_nodes,
+            now->world_size, plural(now->world_size));
     return NODE_RUNS;
 }

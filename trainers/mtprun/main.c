@@ -14,7 +14,7 @@
 #include "ranks.h"
 #include "say.h"
 
-enum { INTERRUPTED = 130, LOOK_MS = 200, HOST_LETTERS = 128 };
+enum { WRONG_USAGE = 2, INTERRUPTED = 130, LOOK_MS = 200, HOST_LETTERS = 128 };
 
 typedef struct launch {
     options own;
@@ -202,14 +202,34 @@ static void print_summary(const launch *run)
 {
     char what[64], host[HOST_LETTERS] = "?";
     if (!run->failed) {
-        if (run->reason[0]) say("failed after %d restart(s): %s", run->now.attempt, run->reason);
+        if (run->reason[0])
+            say("failed after %d restart%s: %s", run->now.attempt, plural(run->now.attempt), run->reason);
         return;
     }
     gethostname(host, sizeof host - 1);
     ranks_describe(run->failed, what, sizeof what);
-    say("failed after %d restart(s). First to fail: rank %d on %s (node %d, local rank %d): %s. Its last lines:",
-        run->now.attempt, run->failed->global, host, run->own.node_rank, run->failed->local, what);
+    say("failed after %d restart%s. First to fail: rank %d on %s (node %d, local rank %d): %s. Its last lines:",
+        run->now.attempt, plural(run->now.attempt), run->failed->global, host, run->own.node_rank, run->failed->local,
+        what);
     tail_print(&run->failed->last, run->failed->global);
+}
+
+/* What the attempt ended with on all machines: what the first of them said, whatever followed from it here. */
+static int agreed_code(launch *run)
+{
+    int code = run->code;
+    char text[NODE_TEXT];
+    if (run->own.num_nodes == 1 || run->now.world_size == 0) return code;
+    const node_end end = nodes_look(&run->all, run->now.attempt, &code, text, sizeof text);
+    return end == NODE_FAILED || end == NODE_INTERRUPTED ? code : run->code;
+}
+
+/* Would the next attempt end the same way, or is it not wanted? */
+static const char *why_no_restart(int code)
+{
+    return code == WRONG_USAGE   ? "wrong usage or configuration does not get better by another start"
+           : code == INTERRUPTED ? "it was told to stop"
+                                 : NULL;
 }
 
 static int run_attempts(launch *run)
@@ -226,6 +246,12 @@ static int run_attempts(launch *run)
             print_summary(run);
             return run->code;
         }
+        const int code = agreed_code(run);
+        if (why_no_restart(code)) {
+            print_summary(run);
+            say("exit code %d is not started again: %s", code, why_no_restart(code));
+            return code;
+        }
         say("starting all ranks again, restart %d of %d", run->now.attempt + 1, run->own.max_restarts);
     }
 }
@@ -235,8 +261,8 @@ static void say_threads(const options *own)
     const char *threads = getenv("OMP_NUM_THREADS");
     const int each = own->num_cores / own->num_ranks;
     if (threads && *threads) return;
-    say("OMP_NUM_THREADS is set to %d for each rank: %d cores, %d ranks", each > 0 ? each : 1, own->num_cores,
-        own->num_ranks);
+    say("OMP_NUM_THREADS is set to %d for each rank: %d core%s, %d ranks", each > 0 ? each : 1, own->num_cores,
+        plural(own->num_cores), own->num_ranks);
 }
 
 int main(int argc, char **argv)

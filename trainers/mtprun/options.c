@@ -47,9 +47,10 @@ static const option_row rows[] = {
     ROW("master-addr", TEXT, master_addr, 0, 0, "MASTER_ADDR; default the host of the endpoint, or 127.0.0.1"),
     ROW("master-port", NUMBER, master_port, 1, 65534, "MASTER_PORT, which is left to the program; default a free one"),
     ROW("max-restarts", NUMBER, max_restarts, 0, 1000000,
-        "how often all ranks are started again after one failed; default 0"),
+        "how often all ranks are started again after one failed, but not with exit code 2 or 130; default 0"),
     ROW("standalone", FLAG, standalone, 0, 0, "one machine, a store of its own on a free port"),
-    ROW("log-dir", TEXT, log_dir, 0, 0, "keep DIR/RUN_ID/attempt_N/RANK/{stdout,stderr}.log"),
+    ROW("log-dir", TEXT, log_dir, 0, 0,
+        "keep DIR/RUN_ID/attempt_N/RANK/{stdout,stderr}.log; those of an earlier run are added to"),
     ROW("redirects", TEXT, redirects, 0, 0, "1 stdout, 2 stderr, 3 both: to the log only; 0:1,1:2 by local rank"),
     ROW("tee", TEXT, tee, 0, 0, "the same, to the log and here; default 3 with --log-dir"),
     ROW("no-python", FLAG, no_python, 0, 0, "run the program itself, also when its name ends with .py"),
@@ -239,7 +240,8 @@ static bool set_nodes(const given *all, options *own)
     if (all->standalone && own->num_nodes > 1)
         return say_usage("--standalone is for one machine, --nnodes says %d", own->num_nodes), false;
     if (own->node_rank >= own->num_nodes)
-        return say_usage("--node-rank is %d; with %d machine(s) it must be below that", own->node_rank, own->num_nodes),
+        return say_usage("--node-rank is %d; with %d machine%s it must be below that", own->node_rank, own->num_nodes,
+                         plural(own->num_nodes)),
                false;
     if (own->num_nodes > 1 && !all->node_rank_given)
         return say_usage("--nnodes %d: each machine needs its --node-rank", own->num_nodes), false;

@@ -44,6 +44,18 @@ static bool make_dirs(char *path)
     return true;
 }
 
+/* A log that an earlier run left is kept: this one is written behind it. */
+static void begin_log(int fd)
+{
+    struct stat file;
+    char line[96];
+    const time_t now = time(NULL);
+    struct tm parts;
+    if (fstat(fd, &file) != 0 || file.st_size == 0 || !localtime_r(&now, &parts)) return;
+    const size_t length = strftime(line, sizeof line, "== mtprun: another run, %Y-%m-%d %H:%M:%S ==\n", &parts);
+    if (write(fd, line, length) < 0) return; /* nor will what follows be written */
+}
+
 /* The log of one stream; -1 and *wrong on failure. */
 static int open_log(const options *own, const plan *now, int local, const char *name, bool *wrong)
 {
@@ -51,9 +63,10 @@ static int open_log(const options *own, const plan *now, int local, const char *
     const int length =
         snprintf(path, sizeof path, "%s/%s/attempt_%d/%d/%s.log", own->log_dir, own->run_id, now->attempt, local, name);
     const bool fits = length > 0 && length < (int)sizeof path;
-    const int fd = fits && make_dirs(path) ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    const int fd = fits && make_dirs(path) ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
     if (fd < 0) say("error: the log %s: %s", path, fits ? strerror(errno) : "the path is too long");
     *wrong |= fd < 0;
+    if (fd >= 0) begin_log(fd);
     return fd;
 }
 

@@ -2,6 +2,8 @@
 #ifndef MTPRUN_SAY_H
 #define MTPRUN_SAY_H
 
+#include <stdint.h>
+
 #include "mtp/log.h"
 
 #if defined(__GNUC__)
@@ -16,5 +18,10 @@ int say_usage(const char *format, ...) SAY_PRINTF(1, 2);
 /* The library's last error; returns the exit code of its status. */
 int say_failure(void);
 const mtp_logger *say_logger(void);
+/* What stands behind a noun that is counted: "" or "s". */
+static inline const char *plural(int64_t count)
+{
+    return count == 1 ? "" : "s";
+}
 
 #endif
