@@ -110,11 +110,9 @@ mtp_status mtp__check_geglu_bwd(const char *op, const mtp_geglu_args *a)
 
 /* ---- heads ------------------------------------------------------------------------------------------------------- */
 
-static mtp_status check_grouped(const char *op, const mtp_head_args *a)
+/* The tokens of the slots. */
+static mtp_status check_order(const char *op, const mtp_head_args *a)
 {
-    MTP__CHECK(op, x, MTP_F32, -1, -1);
-    const int64_t R = a->x.shape[0], H = a->x.shape[1];
-    MTP__CHECK(op, e, MTP__REAL, -1, H);
     const int64_t V = a->e.shape[0];
     MTP__CHECK(op, order, MTP_I32, -1, -1);
     MTP__CHECK(op, slot_of, MTP_I32, V);
@@ -122,6 +120,16 @@ static mtp_status check_grouped(const char *op, const mtp_head_args *a)
     if (C * P != V || V > INT32_MAX || (C > 1 && a->order.stride[0] != P))
         return MTP_FAIL(MTP_E_ARGUMENT, "%s: order is [%lld, %lld]; it must be contiguous and name the %lld rows of e",
                         op, (long long)C, (long long)P, (long long)V);
+    return MTP_OK;
+}
+
+static mtp_status check_grouped(const char *op, const mtp_head_args *a)
+{
+    MTP__CHECK(op, x, MTP__REAL, -1, -1);
+    const int64_t R = a->x.shape[0], H = a->x.shape[1];
+    MTP__CHECK(op, e, MTP__REAL, -1, H);
+    const int64_t V = a->e.shape[0];
+    MTP_TRY(check_order(op, a));
     MTP__CHECK_OPTIONAL(op, target, MTP_I32, R);
     MTP__CHECK_OPTIONAL(op, loss, MTP_F32, R);
     MTP__CHECK_OPTIONAL(op, dx, MTP_F32, R, H);
@@ -132,10 +140,11 @@ static mtp_status check_grouped(const char *op, const mtp_head_args *a)
 
 mtp_status mtp__check_head_flat(const char *op, const mtp_head_args *a)
 {
-    MTP__CHECK(op, x, MTP_F32, -1, -1);
+    MTP__CHECK(op, x, MTP__REAL, -1, -1);
     const int64_t R = a->x.shape[0], H = a->x.shape[1];
     MTP__CHECK(op, e, MTP__REAL, -1, H);
     const int64_t V = a->e.shape[0];
+    if (a->order.data || a->slot_of.data) MTP_TRY(check_order(op, a));
     MTP__CHECK_OPTIONAL(op, target, MTP_I32, R);
     MTP__CHECK_OPTIONAL(op, loss, MTP_F32, R);
     MTP__CHECK_OPTIONAL(op, argmax, MTP_I32, R);

@@ -205,10 +205,14 @@ typedef struct mtp_xent_args {
     mtp_view dlogits;
 } mtp_xent_args;
 
-/* The three heads share one argument struct. z[i] = x . e[token i]; q = softmax over the head's candidates;
+/* The three heads share one argument struct. z[i] = x . e[i]; q = softmax over the head's candidates;
  * loss[r] = -log q[target[r]]; dz = scale[r] * (q - onehot). scale is w_k / N_k of the loss (the global mean), so dx
  * and de are gradients of the total loss. Without dx and de nothing backward is computed; without target there is no
  * loss and only argmax (and logits) come out.
+ *
+ * Rows of e and de, and places of logits, are slots: slot i stands for token order[i], and centroid c has the slots
+ * [c P, (c + 1) P), one block of memory. target and argmax are tokens. head_flat may be called without order: then
+ * slots are tokens.
  *
  * head_flat         candidates: all V tokens. Works through rows in chunks of at most logits_budget bytes of logits
  *                   (never less than 64 rows), three products a chunk. logits (optional): [R, V].
@@ -216,15 +220,15 @@ typedef struct mtp_xent_args {
  *                   selected (the forced centroid). argmax is taken without the forced centroid, as serving takes it.
  *                   miss[r] = 1 when the target's centroid was not selected. Grouped by centroid: each centroid's P
  *                   rows of e meet all rows that selected it in one product. logits (optional): [R, k * P], the
- *                   selected centroids' tokens in the order of `selected` and of `order`.
+ *                   slots of the selected centroids in the order of `selected`.
  * head_hierarchical candidates: the P tokens of the target's centroid; needs target; argmax, miss, logits and selected
  *                   are not used. (The first level, -log p(centroid), is mtp_xent_args on the centroid scores.)
  * argmax ties: the lowest token id. */
 typedef struct mtp_head_args {
-    mtp_view x;        /* stored [R, H] */
-    mtp_view e;        /* real [V, H], natural token order */
-    mtp_view order;    /* I32 [C, P]: token ids of each centroid (token_ordering); not for head_flat */
-    mtp_view slot_of;  /* I32 [V]: index of each token in `order` flattened; not for head_flat */
+    mtp_view x;        /* real [R, H] */
+    mtp_view e;        /* real [V, H] */
+    mtp_view order;    /* I32 [C, P]: the token of each slot (token_ordering); head_flat: optional */
+    mtp_view slot_of;  /* I32 [V]: the slot of each token, the inverse of order; given with it */
     mtp_view selected; /* I32 [R, k]; head_candidates */
     mtp_view target;   /* I32 [R], optional where said */
     mtp_view scale;    /* F32 [R]; needed with dx or de */

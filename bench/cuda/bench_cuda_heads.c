@@ -153,33 +153,39 @@ static void make_scores(heads *h, set *s)
 
 /* ---- the check --------------------------------------------------------------------------------------------------- */
 
-/* Candidate tokens of a row into `token`. */
-static int64_t candidates(const heads *h, const set *s, int64_t r, int32_t *token)
+/* The row of e that is a row's target. */
+static int64_t target_slot(const heads *h, const set *s, int64_t r)
 {
-    const int64_t P = vocabulary / centroids, own = h->slot_of[s->target[r]] / P;
+    return mode ? h->slot_of[s->target[r]] : s->target[r];
+}
+
+/* Candidates of a row, as rows of e, into `slot`. */
+static int64_t candidates(const heads *h, const set *s, int64_t r, int32_t *slot)
+{
+    const int64_t P = vocabulary / centroids, own = target_slot(h, s, r) / P;
     int64_t n = 0;
     bool found = mode == 0;
-    for (; mode == 0 && n < vocabulary; n++) token[n] = (int32_t)n;
+    for (; mode == 0 && n < vocabulary; n++) slot[n] = (int32_t)n;
     for (int64_t j = 0; mode == 1 && j < selected; j++) {
         const int64_t c = s->selected[r * selected + j];
         found = found || c == own;
-        for (int64_t i = 0; i < P; i++) token[n++] = h->order[c * P + i];
+        for (int64_t i = 0; i < P; i++) slot[n++] = (int32_t)(c * P + i);
     }
-    for (int64_t i = 0; !found && i < P; i++) token[n++] = h->order[own * P + i];
+    for (int64_t i = 0; !found && i < P; i++) slot[n++] = (int32_t)(own * P + i);
     return n;
 }
 
-static void check_row(const heads *h, const set *s, int64_t r, const float *loss, const float *dx, int32_t *token,
+static void check_row(const heads *h, const set *s, int64_t r, const float *loss, const float *dx, int32_t *slot,
                       double *z)
 {
-    const int64_t n = candidates(h, s, r, token);
+    const int64_t n = candidates(h, s, r, slot), target = target_slot(h, s, r);
     double top = -INFINITY, sum = 0, own = 0, largest = 0;
     for (int64_t j = 0; j < n; j++) {
         z[j] = 0;
         for (int64_t i = 0; i < hidden; i++)
-            z[j] += (double)s->x[r * hidden + i] * (double)s->e[(int64_t)token[j] * hidden + i];
+            z[j] += (double)s->x[r * hidden + i] * (double)s->e[(int64_t)slot[j] * hidden + i];
         top = z[j] > top ? z[j] : top;
-        if (token[j] == s->target[r]) own = z[j];
+        if (slot[j] == target) own = z[j];
     }
     for (int64_t j = 0; j < n; j++) sum += exp(z[j] - top);
     kernel_check("loss", (double)loss[r], top + log(sum) - own, top + log(sum) - own + 1, h->b.fp32 ? 1e-5 : 2e-2);
@@ -187,8 +193,8 @@ static void check_row(const heads *h, const set *s, int64_t r, const float *loss
     for (int64_t i = 0; i < hidden; i++) {
         want[i] = 0;
         for (int64_t j = 0; j < n; j++)
-            want[i] += (exp(z[j] - top) / sum - (token[j] == s->target[r])) / (double)rows *
-                       (double)s->e[(int64_t)token[j] * hidden + i];
+            want[i] += (exp(z[j] - top) / sum - (slot[j] == target)) / (double)rows *
+                       (double)s->e[(int64_t)slot[j] * hidden + i];
         largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
     }
     for (int64_t i = 0; i < hidden; i++)
@@ -204,9 +210,9 @@ static void check(heads *h)
     float *loss = kernel_download(&h->b, s->args.loss.data, (size_t)rows * sizeof *loss);
     float *dx = kernel_download(&h->b, s->args.dx.data, (size_t)(rows * hidden) * sizeof *dx);
     float *de = kernel_download(&h->b, s->args.de.data, (size_t)(vocabulary * hidden) * sizeof *de);
-    int32_t *token = kernel_host((size_t)(vocabulary * 2) * sizeof *token);
+    int32_t *slot = kernel_host((size_t)(vocabulary * 2) * sizeof *slot);
     double *z = kernel_host((size_t)(vocabulary * 2) * sizeof *z), by_dx = 0, by_de = 0, size = 0;
-    for (int64_t i = 0; i < 4; i++) check_row(h, s, (rows - 1) * i / 3, loss, dx, token, z);
+    for (int64_t i = 0; i < 4; i++) check_row(h, s, (rows - 1) * i / 3, loss, dx, slot, z);
     for (int64_t i = 0; i < rows * hidden; i++) {
         by_dx += (double)dx[i] * (double)s->x[i];
         size += fabs((double)dx[i] * (double)s->x[i]);
@@ -216,7 +222,7 @@ static void check(heads *h)
     free(loss);
     free(dx);
     free(de);
-    free(token);
+    free(slot);
     free(z);
 }
 

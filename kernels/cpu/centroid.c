@@ -4,11 +4,11 @@
  *   dx = sum dz[j] e[j]      de[j] = sum over rows dz[j] x
  *
  * A pair is a (row, slot): slot s < k stands for the row's s-th selected centroid, slot k for the target's centroid
- * when it was not selected. A counting sort brings the pairs of a centroid together; its P rows of e are gathered once
- * and meet them in products of 64 to 256 rows. Everything between the products is kept per pair, and a row adds up its
- * pairs in the order of its slots, so neither the other rows nor the threads move a bit. One thread writes all
- * gradients of a centroid's tokens. Rows are taken in chunks so that the pairs' logits and dx stay within PAIR_BYTES
- * (never less than 64 rows). head_hierarchical is the case k = 0 with every target's centroid forced. */
+ * when it was not selected. A counting sort brings the pairs of a centroid together; its P rows of e, which lie one
+ * behind the other, meet them in products of 64 to 256 rows. Everything between the products is kept per pair, and a
+ * row adds up its pairs in the order of its slots, so neither the other rows nor the threads move a bit. One thread
+ * writes all gradients of a centroid's rows of e. Rows are taken in chunks so that the pairs' logits and dx stay within
+ * PAIR_BYTES (never less than 64 rows). head_hierarchical is the case k = 0 with every target's centroid forced. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -125,8 +125,7 @@ typedef struct grouped {
 
 /* Scratch of one thread. */
 typedef struct work {
-    float *e;  /* [P, H] */
-    float *de; /* [P, H] */
+    float *e;  /* [P, H]: rows of e converted */
     float *x;  /* [256, H] */
     float *z;  /* [256, P]: logits, then dz */
     float *dx; /* [256, H] */
@@ -161,7 +160,6 @@ static work carve_work(mtp__carver *carver, const grouped *g)
 {
     work w;
     w.e = mtp__carve(carver, g->P * g->H, sizeof(float));
-    w.de = mtp__carve(carver, g->P * g->H, sizeof(float));
     w.x = mtp__carve(carver, MTP__TILE_MAX * g->H, sizeof(float));
     w.z = mtp__carve(carver, MTP__TILE_MAX * g->P, sizeof(float));
     w.dx = mtp__carve(carver, MTP__TILE_MAX * g->H, sizeof(float));
@@ -177,24 +175,6 @@ static size_t grouped_scratch(const mtp_device *device, const mtp_head_args *a, 
 }
 
 /* ---- the grouped head: arguments --------------------------------------------------------------------------------- */
-
-/* order and slot_of are inverse to each other: no token has two centroids, so no two threads write its gradient. */
-static mtp_status check_ids(const char *op, const mtp_head_args *a)
-{
-    const int32_t *order = a->order.data, *slot_of = a->slot_of.data, *target = a->target.data;
-    const int64_t V = a->e.shape[0];
-    for (int64_t i = 0; i < V; i++)
-        if (order[i] < 0 || order[i] >= V || slot_of[order[i]] != i)
-            return MTP_FAIL(MTP_E_ARGUMENT,
-                            "%s: order holds token %d at place %lld; each of the %lld tokens must be there once, and "
-                            "slot_of must give its place",
-                            op, order[i], (long long)i, (long long)V);
-    for (int64_t r = 0; target && r < a->x.shape[0]; r++)
-        if (target[r] < 0 || target[r] >= V)
-            return MTP_FAIL(MTP_E_ARGUMENT, "%s: target[%lld] is %d, outside [0, %lld)", op, (long long)r, target[r],
-                            (long long)V);
-    return MTP_OK;
-}
 
 static const int32_t *selected_row(const mtp_head_args *a, int64_t row)
 {
@@ -222,11 +202,6 @@ static mtp_status check_selected(const char *op, const mtp_head_args *a, const g
 
 /* ---- the grouped head: passes over a chunk of rows --------------------------------------------------------------- */
 
-static int64_t target_slot(const mtp_head_args *a, int64_t row)
-{
-    return ((const int32_t *)a->slot_of.data)[((const int32_t *)a->target.data)[row]];
-}
-
 /* Counting sort of the chunk's pairs by centroid, rows in order within a centroid. */
 static void sort_pairs(const mtp_head_args *a, const grouped *g, int64_t row0, int64_t rows)
 {
@@ -238,7 +213,7 @@ static void sort_pairs(const mtp_head_args *a, const grouped *g, int64_t row0, i
             centroid[s] = selected_row(a, row0 + r)[s];
             g->mark[centroid[s]] = (int32_t)r;
         }
-        const int64_t own = a->target.data ? target_slot(a, row0 + r) / g->P : -1;
+        const int64_t own = a->target.data ? mtp__cpu_target_slot(a, row0 + r) / g->P : -1;
         centroid[g->k] = own >= 0 && g->mark[own] != (int32_t)r ? (int32_t)own : -1;
         for (int64_t s = 0; s < g->slots; s++)
             if (centroid[s] >= 0) g->begin[centroid[s] + 1]++;
@@ -255,35 +230,13 @@ static void sort_pairs(const mtp_head_args *a, const grouped *g, int64_t row0, i
     }
 }
 
-/* The rows of a centroid's tokens lie all over e, so each is asked for AHEAD rows before its turn. */
-enum { AHEAD = 4, CACHE_LINE = 64 };
-static void prefetch_row(const mtp_view *table, int64_t row)
-{
-#if defined(__GNUC__)
-    const char *bytes = mtp__row_any(table, row);
-    const int64_t size = table->shape[1] * (int64_t)mtp_dtype_size(table->dtype);
-    for (int64_t i = 0; i < size; i += CACHE_LINE) __builtin_prefetch(bytes + i);
-#else
-    (void)table;
-    (void)row;
-#endif
-}
-
-static void gather_tokens(const mtp_device *device, const mtp_head_args *a, const grouped *g, int64_t c, float *e)
-{
-    const int32_t *token = (const int32_t *)a->order.data + c * g->P;
-    for (int64_t j = 0; j < g->P; j++) {
-        if (j + AHEAD < g->P) prefetch_row(&a->e, token[j + AHEAD]);
-        device->vec->to_f32(e + j * g->H, mtp__row_any(&a->e, token[j]), a->e.dtype, g->H);
-    }
-}
-
 /* Rows of the pairs [first, first + n), padded with zero rows; returns the padded number. */
-static int64_t gather_rows(const mtp_head_args *a, const grouped *g, int64_t row0, int64_t first, int64_t n, float *x)
+static int64_t gather_rows(const mtp_device *device, const mtp_head_args *a, const grouped *g, int64_t row0,
+                           int64_t first, int64_t n, float *x)
 {
     const int64_t padded = mtp__cpu_tile_rows_of(n, g->P, g->H);
     for (int64_t i = 0; i < n; i++)
-        memcpy(x + i * g->H, mtp__row(&a->x, row0 + g->row_of[first + i]), sizeof(float) * (size_t)g->H);
+        device->vec->to_f32(x + i * g->H, mtp__row_any(&a->x, row0 + g->row_of[first + i]), a->x.dtype, g->H);
     memset(x + n * g->H, 0, sizeof(float) * (size_t)((padded - n) * g->H));
     return padded;
 }
@@ -298,10 +251,11 @@ static void centroid_forward(const mtp_device *device, const mtp_head_args *a, c
 {
     const int64_t end = g->begin[c + 1];
     if (g->begin[c] == end) return;
-    gather_tokens(device, a, g, c, w->e);
+    int64_t stride;
+    const float *e = mtp__cpu_rows_f32(device, &a->e, c * g->P, g->P, w->e, &stride);
     for (int64_t first = g->begin[c]; first < end; first += MTP__TILE_MAX) {
-        const int64_t n = tile_pairs(end, first), padded = gather_rows(a, g, row0, first, n, w->x);
-        mtp__cpu_gemm(false, true, padded, g->P, g->H, w->x, g->H, w->e, g->H, 0, w->z, g->P);
+        const int64_t n = tile_pairs(end, first), padded = gather_rows(device, a, g, row0, first, n, w->x);
+        mtp__cpu_gemm(false, true, padded, g->P, g->H, w->x, g->H, e, stride, 0, w->z, g->P);
         memcpy(g->logits + first * g->P, w->z, sizeof(float) * (size_t)(n * g->P));
         for (int64_t i = 0; i < n; i++) {
             g->top[first + i] = device->vec->max(w->z + i * g->P, g->P);
@@ -342,7 +296,7 @@ static void combine_row(const mtp_head_args *a, const grouped *g, int64_t row0, 
     g->row_top[r] = top;
     if (a->scale.data) g->factor[r] = (float)((double)((const float *)a->scale.data)[row] / sum);
     if (a->loss.data) {
-        const int64_t own = target_slot(a, row);
+        const int64_t own = mtp__cpu_target_slot(a, row);
         int64_t s = g->k;
         if (place[s] < 0)
             for (s = 0; selected_row(a, row)[s] != own / g->P;) s++;
@@ -361,25 +315,11 @@ static void tile_gradient(const mtp_device *device, const mtp_head_args *a, cons
                           int64_t first, int64_t n, int64_t padded, float *dz)
 {
     for (int64_t i = 0; i < n; i++, dz += g->P) {
-        const int64_t r = g->row_of[first + i], own = target_slot(a, row0 + r);
+        const int64_t r = g->row_of[first + i], own = mtp__cpu_target_slot(a, row0 + r);
         device->vec->softmax_scaled(dz, g->logits + (first + i) * g->P, g->row_top[r], g->factor[r], g->P);
         if (own / g->P == c) dz[own % g->P] -= ((const float *)a->scale.data)[row0 + r];
     }
     memset(dz, 0, sizeof(float) * (size_t)((padded - n) * g->P));
-}
-
-static void scatter_tokens(const mtp_device *device, const mtp_head_args *a, const grouped *g, int64_t c,
-                           bool overwrite, const float *de)
-{
-    const int32_t *token = (const int32_t *)a->order.data + c * g->P;
-    for (int64_t j = 0; j < g->P; j++) {
-        if (j + AHEAD < g->P) prefetch_row(&a->de, token[j + AHEAD]);
-        float *dst = mtp__row(&a->de, token[j]);
-        if (!overwrite)
-            device->vec->axpy(dst, 1, de + j * g->H, g->H);
-        else
-            memcpy(dst, de + j * g->H, sizeof(float) * (size_t)g->H);
-    }
 }
 
 static void centroid_backward(const mtp_device *device, const mtp_head_args *a, const grouped *g, int64_t row0,
@@ -387,19 +327,22 @@ static void centroid_backward(const mtp_device *device, const mtp_head_args *a, 
 {
     const int64_t begin = g->begin[c], end = g->begin[c + 1];
     const bool overwrite = a->de_write == MTP_OVERWRITE && row0 == 0;
-    if (begin == end && !(overwrite && a->de.data)) return;
-    if (begin == end) memset(w->de, 0, sizeof(float) * (size_t)(g->P * g->H));
-    if (begin < end && a->dx.data) gather_tokens(device, a, g, c, w->e);
+    for (int64_t j = 0; begin == end && overwrite && a->de.data && j < g->P; j++)
+        memset(mtp__row(&a->de, c * g->P + j), 0, sizeof(float) * (size_t)g->H);
+    if (begin == end) return;
+    int64_t stride = 0;
+    const float *e = a->dx.data ? mtp__cpu_rows_f32(device, &a->e, c * g->P, g->P, w->e, &stride) : NULL;
     for (int64_t first = begin; first < end; first += MTP__TILE_MAX) {
-        const int64_t n = tile_pairs(end, first), padded = gather_rows(a, g, row0, first, n, w->x);
+        const int64_t n = tile_pairs(end, first), padded = gather_rows(device, a, g, row0, first, n, w->x);
         tile_gradient(device, a, g, row0, c, first, n, padded, w->z);
         if (a->dx.data) {
-            mtp__cpu_gemm(false, false, padded, g->H, g->P, w->z, g->P, w->e, g->H, 0, w->dx, g->H);
+            mtp__cpu_gemm(false, false, padded, g->H, g->P, w->z, g->P, e, stride, 0, w->dx, g->H);
             memcpy(g->dx + first * g->H, w->dx, sizeof(float) * (size_t)(n * g->H));
         }
-        if (a->de.data) mtp__cpu_gemm(true, false, g->P, g->H, n, w->z, g->P, w->x, g->H, first > begin, w->de, g->H);
+        if (a->de.data)
+            mtp__cpu_gemm(true, false, g->P, g->H, n, w->z, g->P, w->x, g->H, !overwrite || first > begin,
+                          mtp__row(&a->de, c * g->P), a->de.stride[0]);
     }
-    if (a->de.data) scatter_tokens(device, a, g, c, overwrite, w->de);
 }
 
 /* dx of row r of the chunk: its pairs in the order of the slots. */
@@ -421,7 +364,7 @@ static void sum_dx(const mtp_device *device, const mtp_head_args *a, const group
 
 static mtp_status run_grouped(const char *op, mtp_device *device, const mtp_head_args *a, int64_t k)
 {
-    MTP_TRY(check_ids(op, a));
+    MTP_TRY(mtp__cpu_check_targets(op, a));
     MTP_TRY(mtp__check_scratch(op, &a->scratch, grouped_scratch(device, a, k)));
     mtp__carver carver = {.base = a->scratch.data};
     const grouped g = carve_grouped(&carver, a, k);

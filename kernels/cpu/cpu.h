@@ -3,6 +3,7 @@
 #define MTP_KERNELS_CPU_H
 
 #include "base/error.h"
+#include "check.h"
 #include "cpu/vec.h"
 #include "ops.h"
 
@@ -56,6 +57,28 @@ static inline int64_t mtp__cpu_tile_rows_of(int64_t rows, int64_t n, int64_t k)
     const bool whole = n * k <= MTP__SMALL_FACTOR && !mtp__cpu_in_double(n, k);
     return whole ? MTP__TILE_MAX : mtp__cpu_tile_rows(rows);
 }
+
+/* Rows [first, first + count) of a real matrix in fp32: in place when they are, else converted into `copy` [count,
+ * width]. *stride: elements from row to row. */
+static inline const float *mtp__cpu_rows_f32(const mtp_device *device, const mtp_view *matrix, int64_t first,
+                                             int64_t count, float *copy, int64_t *stride)
+{
+    const int64_t width = matrix->shape[1];
+    *stride = matrix->dtype == MTP_F32 ? matrix->stride[0] : width;
+    if (matrix->dtype == MTP_F32) return mtp__row(matrix, first);
+    for (int64_t j = 0; j < count; j++)
+        device->vec->to_f32(copy + j * width, mtp__row_any(matrix, first + j), matrix->dtype, width);
+    return copy;
+}
+
+/* The slot of a row's target: a row of e. */
+static inline int64_t mtp__cpu_target_slot(const mtp_head_args *a, int64_t row)
+{
+    const int32_t target = ((const int32_t *)a->target.data)[row];
+    return a->slot_of.data ? ((const int32_t *)a->slot_of.data)[target] : target;
+}
+/* Every target of a head, when there are any, must be a token that slot_of and order agree about. */
+mtp_status mtp__cpu_check_targets(const char *op, const mtp_head_args *a);
 
 /* Makes the BLAS single-threaded where it has threads of its own, checks its results against a plain loop (wrong ones:
  * MTP_E_BACKEND), measures whether the bits of a row depend on its place in a tile or on the tile's size, and fills

@@ -67,6 +67,23 @@ mtp_status mtp__cpu_xent(mtp_device *device, const mtp_xent_args *a)
     return MTP_OK;
 }
 
+mtp_status mtp__cpu_check_targets(const char *op, const mtp_head_args *a)
+{
+    const int32_t *order = a->order.data, *slot_of = a->slot_of.data, *target = a->target.data;
+    const int64_t V = a->e.shape[0];
+    if (!target) return MTP_OK;
+    MTP_TRY(check_ids(op, "target", &a->target, V));
+    for (int64_t r = 0; order && r < a->target.shape[0]; r++) {
+        const int32_t slot = slot_of[target[r]];
+        if (slot < 0 || slot >= V || order[slot] != target[r])
+            return MTP_FAIL(MTP_E_ARGUMENT,
+                            "%s: slot_of gives slot %d for token %d, which order does not hold there; the two must be "
+                            "inverse to each other",
+                            op, slot, target[r]);
+    }
+    return MTP_OK;
+}
+
 /* ---- the flat head: arguments and scratch ------------------------------------------------------------------------ */
 
 typedef struct flat {
@@ -91,10 +108,10 @@ static int64_t block_width(const flat *f, int64_t block)
     return block + 1 < f->num_blocks ? VOCAB_BLOCK : f->V - block * VOCAB_BLOCK;
 }
 
-/* Block of a token. */
-static int64_t block_of(const flat *f, int64_t token)
+/* Block of a slot. */
+static int64_t block_of(const flat *f, int64_t slot)
 {
-    const int64_t block = token / VOCAB_BLOCK;
+    const int64_t block = slot / VOCAB_BLOCK;
     return block < f->num_blocks ? block : f->num_blocks - 1;
 }
 
@@ -135,25 +152,17 @@ static mtp_status check_flat(const mtp_head_args *a)
     MTP_TRY(mtp__check_head_flat("head_flat", a));
     const int64_t V = a->e.shape[0];
     if (V > INT32_MAX) return MTP_FAIL(MTP_E_ARGUMENT, "head_flat: e has %lld rows; token ids are I32", (long long)V);
-    return a->target.data ? check_ids("head_flat", "target", &a->target, V) : MTP_OK;
+    return mtp__cpu_check_targets("head_flat", a);
 }
 
 /* ---- the flat head: the passes over a chunk of rows -------------------------------------------------------------- */
 
-/* The tokens of a block in fp32, in place when they are. */
-static const float *block_tokens(const mtp_device *device, const mtp_head_args *a, const flat *f, int64_t block,
-                                 int64_t *stride)
+/* The rows of e of a block in fp32. */
+static const float *block_rows(const mtp_device *device, const mtp_head_args *a, const flat *f, int64_t block,
+                               int64_t *stride)
 {
-    const int64_t first = block * VOCAB_BLOCK, width = block_width(f, block);
-    if (a->e.dtype == MTP_F32) {
-        *stride = a->e.stride[0];
-        return mtp__row(&a->e, first);
-    }
     float *copy = f->e + omp_get_thread_num() * MAX_WIDTH * f->H;
-    for (int64_t j = 0; j < width; j++)
-        device->vec->to_f32(copy + j * f->H, mtp__row_any(&a->e, first + j), a->e.dtype, f->H);
-    *stride = f->H;
-    return copy;
+    return mtp__cpu_rows_f32(device, &a->e, block * VOCAB_BLOCK, block_width(f, block), copy, stride);
 }
 
 static int64_t tile_rows(int64_t padded, int64_t row)
@@ -167,7 +176,7 @@ static void block_forward(const mtp_device *device, const mtp_head_args *a, cons
 {
     const int64_t width = block_width(f, block);
     int64_t stride;
-    const float *e = block_tokens(device, a, f, block, &stride);
+    const float *e = block_rows(device, a, f, block, &stride);
     for (int64_t tile = 0; tile < padded; tile += MTP__TILE_MAX)
         mtp__cpu_gemm(false, true, tile_rows(padded, tile), width, f->H, f->x + tile * f->H, f->H, e, stride, 0,
                       block_logits(f, block, tile), width);
@@ -179,6 +188,21 @@ static void block_forward(const mtp_device *device, const mtp_head_args *a, cons
         if (a->logits.data)
             memcpy(mtp__row(&a->logits, row0 + r) + block * VOCAB_BLOCK, z, sizeof(float) * (size_t)width);
     }
+}
+
+/* The lowest token among the slots of row r whose logits are `top`. */
+static int32_t best_token(const mtp_head_args *a, const flat *f, int64_t r, float top)
+{
+    const int32_t *order = a->order.data;
+    int32_t best = INT32_MAX;
+    for (int64_t b = 0; b < f->num_blocks; b++) {
+        if (f->block_top[b * f->chunk + r] < top) continue;
+        const float *z = block_logits(f, b, r);
+        const int32_t *token = order + b * VOCAB_BLOCK;
+        for (int64_t j = 0; j < block_width(f, b); j++)
+            if (!(z[j] < top) && token[j] < best) best = token[j];
+    }
+    return best;
 }
 
 /* Row r of the chunk over all blocks: loss, argmax, and what its gradient needs. */
@@ -193,12 +217,12 @@ static void combine_row(const mtp_device *device, const mtp_head_args *a, const 
         sum += (double)f->block_sum[b * f->chunk + r] * exp((double)f->block_top[b * f->chunk + r] - (double)top);
     if (a->argmax.data) {
         const int64_t within = device->vec->argmax(block_logits(f, best, r), block_width(f, best));
-        ((int32_t *)a->argmax.data)[row0 + r] = (int32_t)(best * VOCAB_BLOCK + within);
+        ((int32_t *)a->argmax.data)[row0 + r] =
+            a->order.data ? best_token(a, f, r, top) : (int32_t)(best * VOCAB_BLOCK + within);
     }
     if (a->loss.data) {
-        const int64_t target = ((const int32_t *)a->target.data)[row0 + r];
-        const int64_t block = block_of(f, target);
-        const float z = block_logits(f, block, r)[target - block * VOCAB_BLOCK];
+        const int64_t own = mtp__cpu_target_slot(a, row0 + r), block = block_of(f, own);
+        const float z = block_logits(f, block, r)[own - block * VOCAB_BLOCK];
         ((float *)a->loss.data)[row0 + r] = (float)(((double)top - (double)z) + log(sum));
     }
     f->top[r] = top;
@@ -211,11 +235,10 @@ static void tile_gradient(const mtp_device *device, const mtp_head_args *a, cons
 {
     const int64_t width = block_width(f, block);
     for (int64_t i = 0; i < rows; i++) {
-        const int64_t r = first + i;
-        const int64_t target = ((const int32_t *)a->target.data)[row0 + r];
+        const int64_t r = first + i, own = mtp__cpu_target_slot(a, row0 + r);
         device->vec->softmax_scaled(dz + i * width, block_logits(f, block, r), f->top[r], f->factor[r], width);
-        if (block_of(f, target) == block)
-            dz[i * width + target - block * VOCAB_BLOCK] -= ((const float *)a->scale.data)[row0 + r];
+        if (block_of(f, own) == block)
+            dz[i * width + own - block * VOCAB_BLOCK] -= ((const float *)a->scale.data)[row0 + r];
     }
     memset(dz + rows * width, 0, sizeof(float) * (size_t)((padded - rows) * width));
 }
@@ -229,7 +252,7 @@ static void range_backward(const mtp_device *device, const mtp_head_args *a, con
     for (int64_t block = first; block < end; block++) {
         const int64_t width = block_width(f, block);
         int64_t stride = 0;
-        const float *e = a->dx.data ? block_tokens(device, a, f, block, &stride) : NULL;
+        const float *e = a->dx.data ? block_rows(device, a, f, block, &stride) : NULL;
         for (int64_t tile = 0; tile < padded; tile += MTP__TILE_MAX) {
             const int64_t m = tile_rows(padded, tile), valid = rows - tile < m ? rows - tile : m;
             tile_gradient(device, a, f, block, row0, tile, valid, m, dz);
@@ -260,7 +283,8 @@ static void flat_chunk(const mtp_device *device, const mtp_head_args *a, const f
 {
     const int64_t rows = f->R - row0 < f->chunk ? f->R - row0 : f->chunk, padded = round_up(rows, f->unit);
     const bool backward = a->dx.data || a->de.data;
-    for (int64_t r = 0; r < rows; r++) memcpy(f->x + r * f->H, mtp__row(&a->x, row0 + r), sizeof(float) * (size_t)f->H);
+    for (int64_t r = 0; r < rows; r++)
+        device->vec->to_f32(f->x + r * f->H, mtp__row_any(&a->x, row0 + r), a->x.dtype, f->H);
     memset(f->x + rows * f->H, 0, sizeof(float) * (size_t)((padded - rows) * f->H));
 #pragma omp parallel num_threads(device->num_threads)
     {

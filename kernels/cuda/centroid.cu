@@ -3,15 +3,17 @@
  *   z[j] = x . e[j]      loss = log sum exp z - z[target]      dz = scale (softmax(z) - onehot)
  *   dx = sum dz[j] e[j]      de[j] = sum over rows dz[j] x
  *
- * The pairs of a centroid are brought together (centroid_sort.cu); its P rows of e meet them in tiles:
- *   1. z [pairs, P]: the rows of x of a tile of pairs against the centroid's tokens
+ * The pairs of a centroid are brought together (centroid_sort.cu); its P rows of e, a block of memory, meet them in
+ * tiles:
+ *   1. z [pairs, P]: the rows of x of a tile of pairs against the centroid's rows of e
  *   2. a block of threads a row: maximum, sum, loss, argmax over its slots; z becomes dz in place
  *   3. slot_dx [pairs, H] = dz e, then a row adds up its slots in their order
- *   4. de: a block has some tokens of one centroid and up to SEGMENT_PAIRS of its pairs, in order; centroids with more
+ *   4. de: a block has some rows of one centroid and up to SEGMENT_PAIRS of its pairs, in order; centroids with more
  *      have their segments added up in order by a second pass
  * No sum depends on the order in which blocks run. Rows are taken in chunks so that z and slot_dx stay within
  * logits_budget (never less than 64 rows). Products are fp32, or have bf16 factors on a device in bf16 mode
- * (product.cuh). head_hierarchical is the case k = 0 with every target's centroid forced. */
+ * (product.cuh); x and e of another type are converted first. head_hierarchical is the case k = 0 with every target's
+ * centroid forced. */
 #include "cuda/centroid.h"
 #include "cuda/product.cuh"
 
@@ -186,20 +188,21 @@ __device__ bool is_wide(const T *matrix, int64_t stride)
     return stride % 4 == 0 && reinterpret_cast<uintptr_t>(matrix) % (4 * sizeof(T)) == 0;
 }
 
-/* The tokens of a centroid from its `first` on, as rows of e, `width` columns from `column` on. */
+/* The rows of e of a centroid from its `first` on, `width` columns from `column` on. */
 template <typename T, bool ROWS_ARE_DEPTH>
 __device__ indexed_rows<T, ROWS_ARE_DEPTH> tokens_of(const grouped &g, int centroid, int first, int column, int width)
 {
-    const T *e = static_cast<const T *>(g.e);
-    return {e,      g.e_row, g.order + (int64_t)centroid * g.P + first, g.V, g.P - first,
-            column, width,   is_wide(e, g.e_row) && column % 4 == 0};
+    const T *e = static_cast<const T *>(g.e) + ((int64_t)centroid * g.P + first) * g.e_row;
+    const int rows = g.P - first;
+    return {e, g.e_row, NULL, rows, rows, column, width, is_wide(e, g.e_row) && column % 4 == 0};
 }
 
 /* The rows of x of some pairs. */
-template <bool ROWS_ARE_DEPTH>
-__device__ indexed_rows<float, ROWS_ARE_DEPTH> rows_of(const grouped &g, int first, int count, int column, int width)
+template <typename T, bool ROWS_ARE_DEPTH>
+__device__ indexed_rows<T, ROWS_ARE_DEPTH> rows_of(const grouped &g, int first, int count, int column, int width)
 {
-    return {g.x, g.x_row, g.row_of + first, g.R, count, column, width, is_wide(g.x, g.x_row) && column % 4 == 0};
+    const T *x = static_cast<const T *>(g.x);
+    return {x, g.x_row, g.row_of + first, g.R, count, column, width, is_wide(x, g.x_row) && column % 4 == 0};
 }
 
 /* dz of some pairs. */
@@ -209,24 +212,26 @@ __device__ indexed_rows<float, ROWS_ARE_DEPTH> dz_of(const grouped &g, int first
     return {g.z + (int64_t)first * g.P, g.P, NULL, count, count, column, width, g.P % 4 == 0 && column % 4 == 0};
 }
 
-template <typename T, typename Product>
+template <typename Product>
 __global__ void __launch_bounds__(Product::THREADS, 2) pair_logits(grouped g)
 {
+    using T = typename Product::factor;
     MTP_SHARED(typename Product::shared, shared, [1]);
     pair_tile tile;
     if (!find_tile<Product::ROWS>(g, (int)blockIdx.x, &tile)) return;
     const int token0 = (int)blockIdx.y * Product::COLS;
     Product product;
-    product.run(rows_of<false>(g, tile.first, tile.count, 0, g.H),
+    product.run(rows_of<T, false>(g, tile.first, tile.count, 0, g.H),
                 tokens_of<T, false>(g, tile.centroid, token0, 0, g.H), g.H, shared);
     product.each([&](int i, int j, float z) {
         if (i < tile.count && token0 + j < g.P) g.z[(int64_t)(tile.first + i) * g.P + token0 + j] = z;
     });
 }
 
-template <typename T, typename Product>
+template <typename Product>
 __global__ void __launch_bounds__(Product::THREADS, 2) pair_dx(grouped g)
 {
+    using T = typename Product::factor;
     MTP_SHARED(typename Product::shared, shared, [1]);
     pair_tile tile;
     if (!find_tile<Product::ROWS>(g, (int)blockIdx.x, &tile)) return;
@@ -239,11 +244,10 @@ __global__ void __launch_bounds__(Product::THREADS, 2) pair_dx(grouped g)
     });
 }
 
-/* Where the gradient of a token lies; NULL when `order` names none. */
+/* The gradient of a centroid's token. */
 __device__ float *token_row(const grouped &g, int centroid, int j)
 {
-    const int token = g.order[(int64_t)centroid * g.P + j];
-    return token >= 0 && token < g.V ? g.de + token * g.de_row : NULL;
+    return g.de + ((int64_t)centroid * g.P + j) * g.de_row;
 }
 
 template <typename Product>
@@ -261,15 +265,15 @@ __global__ void __launch_bounds__(Product::THREADS, 2) token_de(grouped g)
     float *part = g.part_de + (int64_t)(g.part_begin[centroid] + segment) * g.P * g.H;
     Product product;
     product.run(dz_of<true>(g, first, count, token0, g.P - token0),
-                rows_of<true>(g, first, count, column0, g.H - column0), count, shared);
+                rows_of<typename Product::factor, true>(g, first, count, column0, g.H - column0), count, shared);
     product.each([&](int i, int j, float x) {
         if (token0 + i >= g.P || column0 + j >= g.H) return;
         if (!whole) {
             part[(int64_t)(token0 + i) * g.H + column0 + j] = x;
             return;
         }
-        float *de = token_row(g, centroid, token0 + i);
-        if (de) de[column0 + j] = g.de_add ? de[column0 + j] + x : x;
+        float *de = token_row(g, centroid, token0 + i) + column0 + j;
+        *de = g.de_add ? *de + x : x;
     });
 }
 
@@ -282,7 +286,7 @@ __global__ void __launch_bounds__(PART_THREADS) sum_parts(grouped g)
     if (begin == end) return;
     for (int token = (int)blockIdx.y; token < g.P; token += PART_BLOCKS) {
         float *de = token_row(g, centroid, token);
-        for (int i = (int)threadIdx.x; de && i < g.H; i += PART_THREADS) {
+        for (int i = (int)threadIdx.x; i < g.H; i += PART_THREADS) {
             float sum = g.de_add ? de[i] : 0.0f;
             for (int part = begin; part < end; part++) sum += g.part_de[((int64_t)part * g.P + token) * g.H + i];
             de[i] = sum;
@@ -331,9 +335,9 @@ __device__ int best_token(const grouped &g, int row, const int *place, float top
 /* The target's place in z, or -1 without a target. */
 __device__ int64_t own_place(const grouped &g, int row, const int *place)
 {
-    if (!g.target || g.target[row] < 0 || g.target[row] >= g.V) return -1;
-    const int slot = g.slot_of[g.target[row]], centroid = slot / g.P;
-    if (slot < 0 || slot >= g.V) return -1;
+    const int slot = g.target ? target_slot(g.fault, g.order, g.slot_of, g.target[row], g.V, row) : -1;
+    if (slot < 0) return -1;
+    const int centroid = slot / g.P;
     int s = g.k;
     if (place[s] < 0)
         for (s = 0; s < g.k && g.selected[row * g.selected_row + s] != centroid;) s++;
@@ -405,8 +409,14 @@ int64_t chunk_of(const mtp_head_args *a, int64_t k)
     return chunk < R ? chunk : R;
 }
 
-grouped carve_grouped(mtp__carver *carver, const mtp_head_args *a, int64_t k)
+mtp_dtype factor_of(const mtp_device *device)
 {
+    return device->bf16 ? MTP_BF16 : MTP_F32;
+}
+
+grouped carve_grouped(mtp__carver *carver, const mtp_device *device, const mtp_head_args *a, int64_t k)
+{
+    const mtp_dtype factor = factor_of(device);
     grouped g = {};
     g.R = (int)a->x.shape[0];
     g.H = (int)a->x.shape[1];
@@ -428,13 +438,15 @@ grouped carve_grouped(mtp__carver *carver, const mtp_head_args *a, int64_t k)
     g.part_de = (float *)mtp__carve(carver, parts * g.P * g.H, sizeof(float));
     g.z = (float *)mtp__carve(carver, pairs * g.P, sizeof(float));
     g.slot_dx = (float *)mtp__carve(carver, pairs * g.H, sizeof(float));
+    if (a->x.dtype != factor) g.x_copy = mtp__carve(carver, chunk * g.H, mtp_dtype_size(factor));
+    if (a->e.dtype != factor) g.e_copy = mtp__carve(carver, (int64_t)g.V * g.H, mtp_dtype_size(factor));
     return g;
 }
 
-size_t grouped_scratch(const mtp_head_args *a, int64_t k)
+size_t grouped_scratch(const mtp_device *device, const mtp_head_args *a, int64_t k)
 {
     mtp__carver carver = {};
-    carve_grouped(&carver, a, k);
+    carve_grouped(&carver, device, a, k);
     return carver.used;
 }
 
@@ -443,10 +455,10 @@ void set_views(grouped *g, const mtp_device *device, const mtp_head_args *a, int
 {
     g->R = (int)rows;
     g->parts = (int)divide_up(rows, PART_ROWS);
-    g->x = mtp__row(&a->x, row0);
-    g->x_row = a->x.stride[0];
-    g->e = a->e.data;
-    g->e_row = a->e.stride[0];
+    g->x = g->x_copy ? g->x_copy : mtp__row_any(&a->x, row0);
+    g->x_row = g->x_copy ? g->H : a->x.stride[0];
+    g->e = g->e_copy ? g->e_copy : a->e.data;
+    g->e_row = g->e_copy ? g->H : a->e.stride[0];
     g->order = (const int *)a->order.data;
     g->slot_of = (const int *)a->slot_of.data;
     g->selected_row = a->selected.stride[0];
@@ -468,7 +480,7 @@ void set_views(grouped *g, const mtp_device *device, const mtp_head_args *a, int
     g->fault = device->fault;
 }
 
-template <typename T, typename Product>
+template <typename Product>
 mtp_status run_chunk(mtp_device *device, const char *op, const grouped &g)
 {
     const int64_t pairs = (int64_t)g.R * g.slots;
@@ -480,10 +492,10 @@ mtp_status run_chunk(mtp_device *device, const char *op, const grouped &g)
     const dim3 parts((unsigned)g.C, PART_BLOCKS);
     cudaStream_t stream = device->stream;
     MTP_TRY(grouped_sort(device, op, g, Product::ROWS));
-    MTP_CUDA_TRY(op, MTP_LAUNCH((pair_logits<T, Product>), logits, Product::THREADS, 0, stream, g));
+    MTP_CUDA_TRY(op, MTP_LAUNCH((pair_logits<Product>), logits, Product::THREADS, 0, stream, g));
     MTP_CUDA_TRY(op, MTP_LAUNCH(combine_rows, (unsigned)g.R, ROW_THREADS, 0, stream, g));
     if (g.dx) {
-        MTP_CUDA_TRY(op, MTP_LAUNCH((pair_dx<T, Product>), dx, Product::THREADS, 0, stream, g));
+        MTP_CUDA_TRY(op, MTP_LAUNCH((pair_dx<Product>), dx, Product::THREADS, 0, stream, g));
         MTP_CUDA_TRY(op, MTP_LAUNCH(sum_slots, (unsigned)g.R, ROW_THREADS, 0, stream, g));
     }
     if (g.de) MTP_CUDA_TRY(op, MTP_LAUNCH(token_de<Product>, de, Product::THREADS, 0, stream, g));
@@ -493,17 +505,18 @@ mtp_status run_chunk(mtp_device *device, const char *op, const grouped &g)
 
 mtp_status run_grouped(const char *op, mtp_device *device, const mtp_head_args *a, int64_t k)
 {
-    MTP_TRY(mtp__check_scratch(op, &a->scratch, grouped_scratch(a, k)));
+    MTP_TRY(mtp__check_scratch(op, &a->scratch, grouped_scratch(device, a, k)));
     const int64_t R = a->x.shape[0], chunk = chunk_of(a, k);
+    mtp__carver carver = {};
+    carver.base = (char *)a->scratch.data;
+    grouped g = carve_grouped(&carver, device, a, k);
+    if (g.e_copy) MTP_TRY(mtp__cuda_convert_matrix(device, op, &a->e, g.e_copy, factor_of(device)));
     for (int64_t row0 = 0; row0 < R; row0 += chunk) {
-        mtp__carver carver = {};
-        carver.base = (char *)a->scratch.data;
-        grouped g = carve_grouped(&carver, a, k);
-        set_views(&g, device, a, row0, R - row0 < chunk ? R - row0 : chunk);
-        MTP_TRY(dispatch(a->e.dtype, [&](auto tag) {
-            using T = typename decltype(tag)::type;
-            return device->bf16 ? run_chunk<T, bf16_product>(device, op, g) : run_chunk<T, fp32_product>(device, op, g);
-        }));
+        const int64_t rows = R - row0 < chunk ? R - row0 : chunk;
+        const mtp_view x = mtp_view_rows(a->x, row0, rows);
+        if (g.x_copy) MTP_TRY(mtp__cuda_convert_matrix(device, op, &x, g.x_copy, factor_of(device)));
+        set_views(&g, device, a, row0, rows);
+        MTP_TRY(device->bf16 ? run_chunk<bf16_product>(device, op, g) : run_chunk<fp32_product>(device, op, g));
     }
     return MTP_OK;
 }
@@ -542,9 +555,9 @@ mtp_status mtp__cuda_head_candidates(mtp_device *device, const mtp_head_args *a)
     return mtp::candidates(device, a);
 }
 
-size_t mtp__cuda_head_candidates_scratch(const mtp_device *, const mtp_head_args *a)
+size_t mtp__cuda_head_candidates_scratch(const mtp_device *device, const mtp_head_args *a)
 {
-    return mtp::grouped_scratch(a, a->selected.shape[1]);
+    return mtp::grouped_scratch(device, a, a->selected.shape[1]);
 }
 
 mtp_status mtp__cuda_head_hierarchical(mtp_device *device, const mtp_head_args *a)
@@ -552,7 +565,7 @@ mtp_status mtp__cuda_head_hierarchical(mtp_device *device, const mtp_head_args *
     return mtp::hierarchical(device, a);
 }
 
-size_t mtp__cuda_head_hierarchical_scratch(const mtp_device *, const mtp_head_args *a)
+size_t mtp__cuda_head_hierarchical_scratch(const mtp_device *device, const mtp_head_args *a)
 {
-    return mtp::grouped_scratch(a, 0);
+    return mtp::grouped_scratch(device, a, 0);
 }

@@ -13,13 +13,11 @@ namespace mtp
 /* Strides in elements; rows are those of one chunk. */
 struct grouped {
     int R, H, V, C, P;
-    int k;     /* selected centroids of a row */
-    int slots; /* k + 1 */
-    int parts; /* of the chunk's rows, for the sort */
-    const float *x;
-    int64_t x_row;
-    const void *e;
-    int64_t e_row;
+    int k;             /* selected centroids of a row */
+    int slots;         /* k + 1 */
+    int parts;         /* of the chunk's rows, for the sort */
+    const void *x, *e; /* of the type of the products' factors */
+    int64_t x_row, e_row;
     const int *order, *slot_of;
     const int *selected;
     int64_t selected_row;
@@ -49,6 +47,8 @@ struct grouped {
     float *part_de;     /* [parts of sums, P, H] */
     float *z;           /* [pairs, P]: logits, then dz */
     float *slot_dx;     /* [pairs, H] */
+    void *x_copy;       /* [rows, H], when x is not of the factors' type */
+    void *e_copy;       /* [V, H], when e is not */
 };
 
 constexpr int PART_ROWS = 64;       /* of the sort */

@@ -11,26 +11,13 @@ namespace
 
 enum { THREADS = 256, SCAN_THREADS = 512 };
 
-/* order and slot_of are inverse to each other: no token has two centroids, so no two blocks write its gradient. */
-__global__ void __launch_bounds__(THREADS, 4) check_order(grouped g)
-{
-    const int slot = (int)(blockIdx.x * THREADS + threadIdx.x);
-    if (slot >= g.V) return;
-    const int token = g.order[slot];
-    if (in_range(g.fault, FAULT_ORDER, token, g.V, slot) && g.slot_of[token] != slot)
-        in_range(g.fault, FAULT_ORDER, g.slot_of[token], 0);
-}
-
 /* The centroid of every slot into place, and the counts of the parts. A warp has a row. */
 __global__ void __launch_bounds__(THREADS, 4) name_centroids(grouped g)
 {
     const int row = (int)blockIdx.x * (THREADS / WARP) + (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     if (row >= g.R) return;
-    int own = -1;
-    if (g.target && in_range(g.fault, FAULT_TARGET, g.target[row], g.V, row)) {
-        const int slot = g.slot_of[g.target[row]];
-        if (slot >= 0 && slot < g.V) own = slot / g.P;
-    }
+    const int slot = g.target ? target_slot(g.fault, g.order, g.slot_of, g.target[row], g.V, row) : -1;
+    const int own = slot < 0 ? -1 : slot / g.P;
     int *place = g.place + (int64_t)row * g.slots, *count = g.count + (int64_t)(row / PART_ROWS) * g.C;
     bool found = false;
     for (int s = lane; s < g.k; s += WARP) {
@@ -135,7 +122,6 @@ mtp_status grouped_sort(mtp_device *device, const char *op, const grouped &g, in
     const unsigned centroid_blocks = (unsigned)divide_up(g.C, THREADS);
     const size_t bytes = (size_t)g.parts * (size_t)g.C * sizeof(int);
     MTP_CUDA_TRY(op, cudaMemsetAsync(g.count, 0, bytes, device->stream));
-    MTP_CUDA_TRY(op, MTP_LAUNCH(check_order, (unsigned)divide_up(g.V, THREADS), THREADS, 0, device->stream, g));
     MTP_CUDA_TRY(op, MTP_LAUNCH(name_centroids, row_blocks, THREADS, 0, device->stream, g));
     MTP_CUDA_TRY(op, MTP_LAUNCH(scan_parts, centroid_blocks, THREADS, 0, device->stream, g));
     MTP_CUDA_TRY(op, MTP_LAUNCH(scan_centroids, 1, SCAN_THREADS, 0, device->stream, g, tile_rows));

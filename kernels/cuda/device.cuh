@@ -201,6 +201,19 @@ __device__ __forceinline__ bool in_range(fault *fault, fault_op op, int index, i
     return false;
 }
 
+/* The slot of a head's target (ops.h), a row of e; -1, and noted, when there is none. Without `order` slots are tokens.
+ */
+__device__ __forceinline__ int target_slot(fault *fault, const int *order, const int *slot_of, int target, int V,
+                                           int row)
+{
+    if (!in_range(fault, FAULT_TARGET, target, V, row)) return -1;
+    if (!order) return target;
+    const int slot = slot_of[target];
+    if (slot >= 0 && slot < V && order[slot] == target) return slot;
+    in_range(fault, FAULT_ORDER, slot, 0, target);
+    return -1;
+}
+
 } // namespace mtp
 
 #endif

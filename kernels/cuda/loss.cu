@@ -21,6 +21,8 @@ struct xent_rows {
     const float *z;
     int64_t z_row;
     int N, no_padding;  /* what a launch copies is defined */
+    const int *order;   /* the tokens of the places in a row; NULL: the places themselves */
+    const int *slot_of; /* its inverse */
     const int *target;  /* NULL: no loss, no gradient */
     const float *scale; /* with dz */
     float *loss;        /* optional, as all of the following */
@@ -32,20 +34,22 @@ struct xent_rows {
     mtp::fault *fault;
 };
 
-/* Maximum with its lowest index, and the sum of exp(z - top), of the elements seen so far. */
+/* Maximum with its lowest token, and the sum of exp(z - top), of the elements seen so far. */
 struct running_row {
     float top, sum;
     int best;
 };
 
-__device__ __forceinline__ void add_element(running_row *r, float z, int index)
+/* Indices rise from call to call. */
+__device__ __forceinline__ void add_element(running_row *r, float z, int index, const int *order)
 {
     if (z > r->top) {
         r->sum = fmaf(r->sum, expf(r->top - z), 1.0f);
         r->top = z;
-        r->best = index;
+        r->best = order ? order[index] : index;
     } else {
         r->sum += expf(z - r->top);
+        if (order && z == r->top) r->best = min(r->best, order[index]);
     }
 }
 
@@ -67,7 +71,7 @@ __device__ running_row combine_threads(running_row r, float *shared)
 /* Writes the gradient of a row, PER_THREAD elements a thread at a time. All of them are read before any is written: an
  * element of dz never stands behind its logit, so dz may be z whatever its type. */
 template <typename T>
-__device__ void write_gradient(const float *z, T *dz, int N, float top, float factor, float scale, int target)
+__device__ void write_gradient(const float *z, T *dz, int N, float top, float factor, float scale, int own)
 {
     for (int first = 0; first < N; first += ROW_THREADS * PER_THREAD) {
         float x[PER_THREAD];
@@ -80,7 +84,7 @@ __device__ void write_gradient(const float *z, T *dz, int N, float top, float fa
 #pragma unroll
         for (int n = 0; n < PER_THREAD; n++) {
             const int i = first + n * ROW_THREADS + (int)threadIdx.x;
-            if (i < N) dz[i] = from_float<T>(expf(x[n] - top) * factor - (i == target ? scale : 0.0f));
+            if (i < N) dz[i] = from_float<T>(expf(x[n] - top) * factor - (i == own ? scale : 0.0f));
         }
     }
 }
@@ -95,12 +99,11 @@ __global__ void __launch_bounds__(ROW_THREADS) xent_kernel(xent_rows a)
     running_row r = {-INFINITY, 0, 0};
     for (int i = (int)threadIdx.x; i < a.N; i += ROW_THREADS) {
         const float x = z[i];
-        add_element(&r, x, i);
+        add_element(&r, x, i, a.order);
         if (a.logits) a.logits[row * a.logits_row + i] = x;
     }
-    const int target = a.target ? a.target[row] : -1;
-    const bool valid = a.target && in_range(a.fault, FAULT_TARGET, target, a.N, (int)row);
-    if (threadIdx.x == 0) target_logit[0] = valid ? z[target] : NAN;
+    const int own = a.target ? target_slot(a.fault, a.order, a.slot_of, a.target[row], a.N, (int)row) : -1;
+    if (threadIdx.x == 0) target_logit[0] = own >= 0 ? z[own] : NAN;
     const running_row all = combine_threads(r, shared); /* its barriers publish target_logit before z changes */
     if (threadIdx.x == 0) {
         if (a.argmax) a.argmax[row] = all.best;
@@ -108,7 +111,7 @@ __global__ void __launch_bounds__(ROW_THREADS) xent_kernel(xent_rows a)
     }
     if (!a.dz) return;
     const float scale = a.scale[row];
-    write_gradient(z, static_cast<T *>(a.dz) + row * a.dz_row, a.N, all.top, scale / all.sum, scale, target);
+    write_gradient(z, static_cast<T *>(a.dz) + row * a.dz_row, a.N, all.top, scale / all.sum, scale, own);
 }
 
 mtp_status launch_rows(mtp_device *device, const char *op, const xent_rows &a, int64_t rows, bool half)
@@ -171,7 +174,7 @@ flat_head carve_flat(mtp__carver *carver, const mtp_device *device, const mtp_he
     const int64_t all = divide_up(f.R, ROW_UNIT) * ROW_UNIT;
     f.chunk = fit < ROW_UNIT ? ROW_UNIT : fit < all ? fit : all;
     f.z = (float *)mtp__carve(carver, f.chunk * f.line, sizeof(float));
-    if (f.factor != MTP_F32) f.x = mtp__carve(carver, f.chunk * f.H, mtp_dtype_size(f.factor));
+    if (f.factor != a->x.dtype) f.x = mtp__carve(carver, f.chunk * f.H, mtp_dtype_size(f.factor));
     if (f.factor != a->e.dtype) f.e = mtp__carve(carver, f.V * f.H, mtp_dtype_size(f.factor));
     f.workspace = mtp__carve(carver, (int64_t)mtp__cuda_gemm_workspace(device), 1);
     return f;
@@ -235,6 +238,8 @@ xent_rows chunk_rows(const mtp_device *device, const mtp_head_args *a, const fla
     r.z_row = f.line;
     r.N = (int)f.V;
     r.fault = device->fault;
+    r.order = (const int *)a->order.data;
+    r.slot_of = (const int *)a->slot_of.data;
     if (a->target.data) r.target = (const int *)a->target.data + row0;
     if (a->scale.data) r.scale = (const float *)a->scale.data + row0;
     if (a->loss.data) r.loss = (float *)a->loss.data + row0;

@@ -15,6 +15,7 @@ namespace mtp
 {
 
 struct fp32_product {
+    using factor = float; /* what its factors are, or are rounded to */
     enum { THREADS = 256, ROWS = 64, COLS = 64, DEPTH = 16, LINE = 64 + 4, SIDE = 4 };
     struct shared {
         float a[DEPTH][LINE], b[DEPTH][LINE];
@@ -87,6 +88,7 @@ struct fp32_product {
 };
 
 struct bf16_product {
+    using factor = bf16;
     enum {
         THREADS = 256,
         ROWS = 64,

@@ -12,6 +12,7 @@ typedef struct mtp__param {
     int64_t count; /* product of the shape */
     mtp_dtype stored;
     bool trained;
+    bool by_slot; /* rows in the order of token_ordering (model/slots.h) */
     float *value; /* device, always present */
     float *grad;  /* device, NULL until mtp__drafter_alloc_grads, and for frozen parameters */
 } mtp__param;
@@ -35,7 +36,7 @@ struct mtp_drafter {
     char *directory;    /* where it was loaded from */
     mtp__param *params; /* [num_params], in export order */
     int64_t num_params;
-    mtp__param *embed;                /* model.embed_tokens.weight [V, H]: the head */
+    mtp__param *embed;                /* model.embed_tokens.weight [V, H]: the head; by slot when ordered */
     mtp__param *final_norm;           /* model.norm.weight [H] */
     mtp__param *pre_projection;       /* [H, 2 * Hb]: columns [embedding ; state] */
     mtp__param *post_projection;      /* [Hb, H] */

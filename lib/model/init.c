@@ -99,12 +99,14 @@ static mtp_status cluster(maker *make)
 
 /* ---- embedding and centroids ---------------------------------------------------------------------------------- */
 
-/* The table on the directions, unscaled, into the drafter's embedding; sums for its mean and variance. */
+/* The table on the directions, unscaled, into the drafter's embedding, row by row as memory has them; sums for its mean
+ * and variance. */
 static mtp_status project(maker *make, const float *directions, double *sum, double *squares)
 {
     const mtp_context *context = make->context;
     const mtp_view view = mtp_verifier_embedding(make->verifier);
     const int64_t V = view.shape[0], Hb = view.shape[1], H = make->config.hidden_size;
+    const int64_t *tokens = make->drafter->token_ordering; /* NULL when dense */
     mtp__table table = {0};
     void *weight = NULL;
     float *block = malloc((size_t)(MTP__TABLE_BLOCK * H) * sizeof *block);
@@ -116,7 +118,7 @@ static mtp_status project(maker *make, const float *directions, double *sum, dou
         status = context->ops->upload(context->device, weight, directions, (size_t)(H * Hb) * sizeof(float));
     for (int64_t first = 0; first < V && status == MTP_OK; first += MTP__TABLE_BLOCK) {
         const int64_t count = V - first < MTP__TABLE_BLOCK ? V - first : MTP__TABLE_BLOCK;
-        MTP_TRY_GOTO(status, mtp__table_read(&table, NULL, first, count), done);
+        MTP_TRY_GOTO(status, mtp__table_read(&table, tokens ? tokens + first : NULL, first, count), done);
         MTP_TRY_GOTO(status, mtp__table_project(&table, count, weight, H, block), done);
         for (int64_t i = 0; i < count * H; i++) {
             *sum += (double)block[i];
@@ -134,7 +136,7 @@ done:
     return status;
 }
 
-/* Scale the embedding; add each token's row to its centroid's sum [C, H] (NULL when dense). */
+/* Scale the embedding; add each row to its centroid's sum [C, H] (NULL when dense). */
 static mtp_status scale(const maker *make, float factor, double *centroid_sums)
 {
     const mtp_context *context = make->context;
@@ -142,21 +144,20 @@ static mtp_status scale(const maker *make, float factor, double *centroid_sums)
     const int64_t V = make->config.vocab_size, H = make->config.hidden_size;
     const int64_t P = make->config.ordered ? V / make->config.num_centroids : 1;
     mtp_status status = MTP_OK;
-    int64_t *centroid_of = malloc((size_t)V * sizeof *centroid_of);
-    float *row = malloc((size_t)H * sizeof *row);
-    if (!centroid_of || !row)
-        MTP_TRY_GOTO(status, MTP_FAIL(MTP_E_MEMORY, "out of memory for %lld tokens", (long long)V), done);
-    for (int64_t slot = 0; centroid_sums && slot < V; slot++) centroid_of[drafter->token_ordering[slot]] = slot / P;
-    for (int64_t token = 0; token < V; token++) {
-        float *value = drafter->embed->value + token * H;
-        MTP_TRY_GOTO(status, context->ops->download(context->device, row, value, (size_t)H * sizeof *row), done);
-        for (int64_t i = 0; i < H; i++) row[i] *= factor;
-        for (int64_t i = 0; centroid_sums && i < H; i++) centroid_sums[centroid_of[token] * H + i] += (double)row[i];
-        MTP_TRY_GOTO(status, context->ops->upload(context->device, value, row, (size_t)H * sizeof *row), done);
+    float *block = malloc((size_t)(MTP__TABLE_BLOCK * H) * sizeof *block);
+    if (!block) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a block of embeddings");
+    for (int64_t first = 0; first < V && status == MTP_OK; first += MTP__TABLE_BLOCK) {
+        const int64_t count = V - first < MTP__TABLE_BLOCK ? V - first : MTP__TABLE_BLOCK;
+        const size_t bytes = (size_t)(count * H) * sizeof *block;
+        float *value = drafter->embed->value + first * H;
+        MTP_TRY_GOTO(status, context->ops->download(context->device, block, value, bytes), done);
+        for (int64_t i = 0; i < count * H; i++) block[i] *= factor;
+        for (int64_t i = 0; centroid_sums && i < count * H; i++)
+            centroid_sums[(first + i / H) / P * H + i % H] += (double)block[i];
+        MTP_TRY_GOTO(status, context->ops->upload(context->device, value, block, bytes), done);
     }
 done:
-    free(centroid_of);
-    free(row);
+    free(block);
     return status;
 }
 

@@ -71,6 +71,7 @@ static mtp__param *find_in_layer(const mtp_drafter *drafter, int64_t layer, cons
 static mtp_status bind_roles(mtp_drafter *drafter)
 {
     drafter->embed = find_param(drafter, "model.embed_tokens.weight");
+    drafter->embed->by_slot = drafter->config.ordered;
     drafter->final_norm = find_param(drafter, "model.norm.weight");
     drafter->pre_projection = find_param(drafter, "pre_projection.weight");
     drafter->post_projection = find_param(drafter, "post_projection.weight");

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/real.h"
+#include "model/slots.h"
 #include "model/tensors.h"
 #include "model/weights.h"
 
@@ -54,6 +55,18 @@ mtp_status mtp__drafter_check_file(const mtp_safetensors *file, const mtp_drafte
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
+/* Values [first, first + count) of a tensor of a file, which must be finite. */
+static mtp_status read_stretch(void *user, int64_t first, int64_t count, float *values)
+{
+    const mtp_safetensors_entry *entry = user;
+    const char *source = (const char *)entry->data + (size_t)first * mtp_dtype_size(entry->dtype);
+    mtp__real_to_f32(values, source, entry->dtype, count);
+    const int64_t bad = mtp__real_find_nonfinite(values, count);
+    if (bad < 0) return MTP_OK;
+    return MTP_FAIL(MTP_E_DATA, "%s: tensor %s holds %f at element %lld", mtp_safetensors_path(entry->owner),
+                    entry->name, (double)values[bad], (long long)(first + bad));
+}
+
 static mtp_status upload_param(mtp_drafter *drafter, mtp__param *param, const mtp_safetensors_entry *entry,
                                float *staging)
 {
@@ -61,12 +74,7 @@ static mtp_status upload_param(mtp_drafter *drafter, mtp__param *param, const mt
     param->stored = entry->dtype;
     for (int64_t first = 0; first < param->count; first += CHUNK) {
         const int64_t n = param->count - first < CHUNK ? param->count - first : CHUNK;
-        const char *source = (const char *)entry->data + (size_t)first * mtp_dtype_size(entry->dtype);
-        mtp__real_to_f32(staging, source, entry->dtype, n);
-        const int64_t bad = mtp__real_find_nonfinite(staging, n);
-        if (bad >= 0)
-            return MTP_FAIL(MTP_E_DATA, "%s: tensor %s holds %f at element %lld", mtp_safetensors_path(entry->owner),
-                            param->name, (double)staging[bad], (long long)(first + bad));
+        MTP_TRY(mtp__values_in_memory_order(drafter, param, first, n, read_stretch, (void *)entry, staging));
         MTP_TRY(context->ops->upload(context->device, param->value + first, staging, (size_t)n * sizeof *staging));
     }
     return MTP_OK;
@@ -88,6 +96,7 @@ static mtp_status read_ordering(mtp_drafter *drafter, const mtp_safetensors *fil
 static mtp_status read_values(mtp_drafter *drafter, const mtp_safetensors *file)
 {
     mtp_status status = MTP_OK;
+    if (drafter->config.ordered) MTP_TRY(read_ordering(drafter, file)); /* says where rows go */
     float *staging = malloc(CHUNK * sizeof *staging);
     if (!staging) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a buffer of %d values", CHUNK);
     for (int64_t i = 0; i < drafter->num_params && status == MTP_OK; i++) {
@@ -95,8 +104,7 @@ static mtp_status read_values(mtp_drafter *drafter, const mtp_safetensors *file)
         status = upload_param(drafter, param, mtp_safetensors_find(file, param->name), staging);
     }
     free(staging);
-    MTP_TRY(status);
-    return drafter->config.ordered ? read_ordering(drafter, file) : MTP_OK;
+    return status;
 }
 
 static mtp_status load(mtp_context *context, const char *directory, const mtp_drafter_config *config,
@@ -130,42 +138,87 @@ mtp_status mtp_drafter_load(mtp_context *context, const char *directory, mtp_dra
 
 /* ---- writing -------------------------------------------------------------------------------------------------- */
 
-typedef struct writer {
-    const mtp_context *context;
-    const mtp__param *param;
+/* Of all tensors of a file. */
+typedef struct buffers {
+    const mtp_drafter *drafter;
     const char *path;
-    float *staging; /* [CHUNK], shared by all writers */
+    float *staging; /* [CHUNK] */
+    float *rows;    /* host, [num_rows, H]: rows of a parameter by slot */
+    void *gathered; /* device, the same */
+    int64_t num_rows;
+} buffers;
+
+typedef struct writer {
+    const buffers *buffers;
+    const mtp__param *param;
 } writer;
+
+/* Memory for the rows that CHUNK values can touch. */
+static mtp_status make_buffers(const mtp_drafter *drafter, const char *path, buffers *b)
+{
+    const mtp_context *context = drafter->context;
+    const int64_t H = drafter->config.hidden_size;
+    *b = (buffers){.drafter = drafter, .path = path, .num_rows = CHUNK / H + 2};
+    const size_t bytes = (size_t)(b->num_rows * H) * sizeof(float);
+    b->staging = malloc(CHUNK * sizeof *b->staging);
+    if (drafter->token_ordering) b->rows = malloc(bytes);
+    if (!b->staging || (drafter->token_ordering && !b->rows)) return MTP_FAIL(MTP_E_MEMORY, "%s: out of memory", path);
+    return drafter->token_ordering ? context->ops->memory_alloc(context->device, bytes, &b->gathered) : MTP_OK;
+}
+
+static void free_buffers(buffers *b)
+{
+    b->drafter->context->ops->memory_free(b->drafter->context->device, b->gathered);
+    free(b->rows);
+    free(b->staging);
+}
+
+/* Values [first, first + n) of a parameter, in the order of files, into staging. The device brings rows that memory has
+ * in another order together. */
+static mtp_status download_values(const buffers *b, const mtp__param *param, int64_t first, int64_t n)
+{
+    const mtp_context *context = b->drafter->context;
+    const mtp_backend *ops = context->ops;
+    const size_t bytes = (size_t)n * sizeof(float);
+    if (!param->by_slot) return ops->download(context->device, b->staging, param->value + first, bytes);
+    const int64_t H = param->shape[1], row = first / H, count = (first + n - 1) / H - row + 1;
+    const mtp_view slot_of = mtp_view_1d(b->drafter->slot_of, MTP_I32, param->shape[0]);
+    const mtp_gather_args gather = {.src = mtp__param_value(param),
+                                    .index = mtp_view_rows(slot_of, row, count),
+                                    .dst = mtp_view_2d(b->gathered, MTP_F32, count, H)};
+    MTP_TRY(ops->gather_rows(context->device, &gather));
+    MTP_TRY(ops->download(context->device, b->rows, b->gathered, (size_t)(count * H) * sizeof(float)));
+    memcpy(b->staging, b->rows + (first - row * H), bytes);
+    return MTP_OK;
+}
 
 /* Bytes [offset, offset + size) of a parameter as BF16. */
 static mtp_status fill_bf16(void *user, size_t offset, void *buffer, size_t size)
 {
     const writer *self = user;
+    const buffers *b = self->buffers;
     const int64_t begin = (int64_t)(offset / sizeof(uint16_t)), end = begin + (int64_t)(size / sizeof(uint16_t));
     for (int64_t first = begin; first < end; first += CHUNK) {
         const int64_t n = end - first < CHUNK ? end - first : CHUNK;
         uint16_t *target = (uint16_t *)buffer + (first - begin);
-        MTP_TRY(self->context->ops->download(self->context->device, self->staging, self->param->value + first,
-                                             (size_t)n * sizeof(float)));
-        const int64_t bad = mtp__real_find_nonfinite(self->staging, n);
+        MTP_TRY(download_values(b, self->param, first, n));
+        const int64_t bad = mtp__real_find_nonfinite(b->staging, n);
         if (bad >= 0)
-            return MTP_FAIL(MTP_E_DATA, "%s: not written: parameter %s holds %f at element %lld", self->path,
-                            self->param->name, (double)self->staging[bad], (long long)(first + bad));
-        mtp__real_from_f32(target, MTP_BF16, self->staging, n);
+            return MTP_FAIL(MTP_E_DATA, "%s: not written: parameter %s holds %f at element %lld", b->path,
+                            self->param->name, (double)b->staging[bad], (long long)(first + bad));
+        mtp__real_from_f32(target, MTP_BF16, b->staging, n);
     }
     return MTP_OK;
 }
 
-static mtp_status save(const mtp_drafter *drafter, const char *path, writer *writers, mtp_safetensors_source *sources)
+static mtp_status save(const buffers *b, writer *writers, mtp_safetensors_source *sources)
 {
+    const mtp_drafter *drafter = b->drafter;
     const mtp_safetensors_pair metadata = {"format", "pt"};
     size_t count = 0;
     for (int64_t i = 0; i < drafter->num_params; i++) {
         const mtp__param *param = &drafter->params[i];
-        writers[i].context = drafter->context;
-        writers[i].param = param;
-        writers[i].path = path;
-        writers[i].staging = writers[0].staging;
+        writers[i] = (writer){b, param};
         sources[count++] = (mtp_safetensors_source){.name = param->name,
                                                     .dtype = MTP_BF16,
                                                     .rank = param->rank,
@@ -179,7 +232,7 @@ static mtp_status save(const mtp_drafter *drafter, const char *path, writer *wri
                                                     .rank = 1,
                                                     .shape = &drafter->config.vocab_size,
                                                     .data = drafter->token_ordering};
-    return mtp_safetensors_write(path, &metadata, 1, sources, count);
+    return mtp_safetensors_write(b->path, &metadata, 1, sources, count);
 }
 
 mtp_status mtp_drafter_save_weights(const mtp_drafter *drafter, const char *path)
@@ -188,16 +241,12 @@ mtp_status mtp_drafter_save_weights(const mtp_drafter *drafter, const char *path
     const size_t count = (size_t)drafter->num_params;
     writer *writers = calloc(count, sizeof *writers);
     mtp_safetensors_source *sources = calloc(count + 1, sizeof *sources);
-    float *staging = malloc(CHUNK * sizeof *staging);
-    mtp_status status;
-    if (writers && sources && staging) {
-        writers[0].staging = staging;
-        status = save(drafter, path, writers, sources);
-    } else {
-        status = MTP_FAIL(MTP_E_MEMORY, "%s: out of memory", path);
-    }
+    buffers b;
+    mtp_status status = make_buffers(drafter, path, &b);
+    if (status == MTP_OK)
+        status = writers && sources ? save(&b, writers, sources) : MTP_FAIL(MTP_E_MEMORY, "%s: out of memory", path);
+    free_buffers(&b);
     free(writers);
     free(sources);
-    free(staging);
     return status;
 }

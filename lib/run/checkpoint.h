@@ -9,7 +9,8 @@
  *
  * A tensor that no shard holds whole stands in parts, as "exp_avg.<name>[first:end]" with one axis: values [first, end)
  * of it in row-major order. Parts cover every value once, however many ranks wrote them; a checkpoint of any world size
- * loads into any other.
+ * loads into any other. Rows stand as memory has them (model/slots.h): those of an ordered drafter's embedding in the
+ * order of token_ordering; up to version 2 of the format they stood in the order of the tokens.
  *
  * A directory appears whole: it is written under a temporary name (".step-00000400.tmp"), synced and renamed. It is a
  * checkpoint when its manifest is there, of a version this build knows and with its own CRC-32C right, and every shard
@@ -29,7 +30,11 @@
 #define MTP__CHECKPOINT_EXP_AVG_SQ "exp_avg_sq."
 /* how the directory's name ends that a checkpoint has while another of its step takes its place */
 #define MTP__CHECKPOINT_OLD ".old"
-enum { MTP__CHECKPOINT_VERSION = 2, MTP__CHECKPOINT_MAX_SHARDS = 65536 };
+enum {
+    MTP__CHECKPOINT_VERSION = 3,
+    MTP__CHECKPOINT_BY_SLOT = 3, /* the first version whose rows stand as memory has them */
+    MTP__CHECKPOINT_MAX_SHARDS = 65536
+};
 
 typedef struct mtp__shard {
     char *file; /* a plain name inside the directory */
@@ -45,6 +50,7 @@ typedef struct mtp__setting {
 /* What a manifest says. */
 typedef struct mtp__manifest {
     char *directory;      /* where it was read from; not written */
+    int64_t version;      /* of the format */
     int64_t step;         /* done, the skipped ones included */
     int64_t bad_steps;    /* of them skipped: the optimizer has made step - bad_steps updates */
     int64_t total_steps;  /* of the run that wrote it */

@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "model/slots.h"
 #include "mtp/safetensors.h"
 #include "run/checkpoint.h"
 
@@ -111,6 +112,7 @@ static mtp_status open_shards(const mtp__manifest *manifest, mtp__text *problems
 /* Where values [first, first + count(view)) of a tensor of `whole`'s shape go. */
 typedef struct target {
     const char *prefix, *name;
+    const mtp__param *param; /* the tensor's, or the one whose moments it is */
     const mtp_view *whole;
     mtp_view view;
     int64_t first;
@@ -189,7 +191,7 @@ static mtp_status judge(const shard_set *set, const char *whose)
                     set->problems->data);
 }
 
-static mtp_status upload(const shard_set *set, mtp_context *context, const target *t)
+static mtp_status upload_as_it_stands(const shard_set *set, mtp_context *context, const target *t)
 {
     const int64_t begin = t->first, end = t->first + mtp_view_count(t->view);
     for (size_t i = 0; i < t->count; i++) {
@@ -202,6 +204,55 @@ static mtp_status upload(const shard_set *set, mtp_context *context, const targe
                    "checkpoint %s", set->manifest->directory);
     }
     return MTP_OK;
+}
+
+/* Values [first, first + count) of the tensor as its parts have them. */
+static mtp_status read_parts(void *user, int64_t first, int64_t count, float *values)
+{
+    const target *t = user;
+    size_t low = 0, high = t->count; /* the part that has the first value */
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        if (t->parts[middle].first <= first)
+            low = middle;
+        else
+            high = middle;
+    }
+    for (const part *p = &t->parts[low]; count > 0; p++) {
+        const int64_t n = p->end - first < count ? p->end - first : count;
+        memcpy(values, (const char *)p->entry->data + (size_t)(first - p->first) * sizeof(float),
+               (size_t)n * sizeof(float));
+        values += n;
+        first += n;
+        count -= n;
+    }
+    return MTP_OK;
+}
+
+/* A tensor whose rows stand in the order of the tokens, into memory that has them by slot. */
+static mtp_status upload_by_slot(const shard_set *set, const mtp_drafter *drafter, target *t)
+{
+    enum { STRETCH = 1 << 18 };
+    const mtp_context *context = drafter->context;
+    const int64_t count = mtp_view_count(t->view);
+    mtp_status status = MTP_OK;
+    float *staging = malloc(STRETCH * sizeof *staging);
+    if (!staging) return no_memory();
+    for (int64_t i = 0; status == MTP_OK && i < count; i += STRETCH) {
+        const int64_t n = count - i < STRETCH ? count - i : STRETCH;
+        status = mtp__values_in_memory_order(drafter, t->param, t->first + i, n, read_parts, t, staging);
+        if (status == MTP_OK)
+            status =
+                context->ops->upload(context->device, (float *)t->view.data + i, staging, (size_t)n * sizeof(float));
+    }
+    free(staging);
+    return status == MTP_OK ? MTP_OK : mtp__fail_prefix(status, "checkpoint %s", set->manifest->directory);
+}
+
+static mtp_status upload(const shard_set *set, const mtp_drafter *drafter, target *t)
+{
+    const bool by_token = t->param->by_slot && set->manifest->version < MTP__CHECKPOINT_BY_SLOT;
+    return by_token ? upload_by_slot(set, drafter, t) : upload_as_it_stands(set, drafter->context, t);
 }
 
 /* ---- the drafter ---------------------------------------------------------------------------------------------- */
@@ -217,8 +268,11 @@ static mtp_status load_weights(const shard_set *set, mtp_drafter *drafter, targe
     const int64_t count = drafter->num_params;
     for (int64_t i = 0; i < count; i++) {
         views[i] = mtp__param_value(&drafter->params[i]);
-        targets[i] = (target){
-            .prefix = MTP__CHECKPOINT_PARAM, .name = drafter->params[i].name, .whole = &views[i], .view = views[i]};
+        targets[i] = (target){.prefix = MTP__CHECKPOINT_PARAM,
+                              .name = drafter->params[i].name,
+                              .param = &drafter->params[i],
+                              .whole = &views[i],
+                              .view = views[i]};
         look_up(set, &targets[i]);
     }
     find_unknown(set, MTP__CHECKPOINT_PARAM, drafter, any);
@@ -229,7 +283,7 @@ static mtp_status load_weights(const shard_set *set, mtp_drafter *drafter, targe
             "checkpoint %s does not fit the drafter %s: its config.json or its token_ordering is not the one "
             "that these weights were trained with; put back what was there",
             set->manifest->directory, drafter->directory);
-    for (int64_t i = 0; i < count; i++) MTP_TRY(upload(set, drafter->context, &targets[i]));
+    for (int64_t i = 0; i < count; i++) MTP_TRY(upload(set, drafter, &targets[i]));
     return MTP_OK;
 }
 
@@ -270,7 +324,7 @@ static mtp_status load_moments(const shard_set *set, const mtp_drafter *drafter,
         const mtp__param *param = param_of(drafter, tensor->name);
         if (!param) return MTP_FAIL(MTP_E_INTERNAL, "the optimizer's %s is no parameter of the drafter", tensor->name);
         views[i] = mtp__param_value(param);
-        target t = {.name = tensor->name, .whole = &views[i], .first = tensor->first};
+        target t = {.name = tensor->name, .param = param, .whole = &views[i], .first = tensor->first};
         t.prefix = MTP__CHECKPOINT_EXP_AVG;
         t.view = o->exp_avg[i];
         targets[2 * i] = t;
@@ -283,7 +337,7 @@ static mtp_status load_moments(const shard_set *set, const mtp_drafter *drafter,
     find_unknown(set, MTP__CHECKPOINT_EXP_AVG, drafter, is_trained);
     find_unknown(set, MTP__CHECKPOINT_EXP_AVG_SQ, drafter, is_trained);
     MTP_TRY(judge(set, "the trained parameters"));
-    for (int64_t i = 0; i < 2 * o->num_tensors; i++) MTP_TRY(upload(set, o->context, &targets[i]));
+    for (int64_t i = 0; i < 2 * o->num_tensors; i++) MTP_TRY(upload(set, drafter, &targets[i]));
     o->step = set->manifest->step - set->manifest->bad_steps;
     return MTP_OK;
 }

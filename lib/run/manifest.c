@@ -12,6 +12,7 @@ mtp__manifest *mtp__manifest_create(void)
 {
     mtp__manifest *manifest = calloc(1, sizeof *manifest);
     if (!manifest) return NULL;
+    manifest->version = MTP__CHECKPOINT_VERSION;
     manifest->world_size = 1;
     manifest->best_step = -1;
     manifest->last_eval_step = -1;
@@ -197,10 +198,10 @@ static mtp_status check_checksum(const mtp__json_node *root)
 
 static mtp_status parse(const mtp__json_node *root, mtp__manifest *m)
 {
-    int64_t seed, version;
-    MTP_TRY(check_version(root, &version));
+    int64_t seed;
+    MTP_TRY(check_version(root, &m->version));
     MTP_TRY(mtp__json_get_int64(root, "step", 0, INT64_MAX, &m->step));
-    if (version > 1) MTP_TRY(mtp__json_get_int64(root, "bad_steps", 0, m->step, &m->bad_steps));
+    if (m->version > 1) MTP_TRY(mtp__json_get_int64(root, "bad_steps", 0, m->step, &m->bad_steps));
     MTP_TRY(mtp__json_get_int64(root, "total_steps", 1, INT64_MAX, &m->total_steps));
     MTP_TRY(mtp__json_get_int64(root, "epoch", 0, INT64_MAX, &m->epoch));
     MTP_TRY(mtp__json_get_int64(root, "batch", 0, INT64_MAX, &m->batch));
@@ -263,10 +264,10 @@ static json_t *shards_json(const mtp__manifest *m)
 mtp_status mtp__manifest_print(const mtp__manifest *m, char **text)
 {
     json_t *root = json_pack(
-        "{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:I, s:{s:I, s:f, s:I, s:I}, s:o, s:o}",
-        "format", MTP__CHECKPOINT_FORMAT, "version", (int)MTP__CHECKPOINT_VERSION, "step", (json_int_t)m->step,
-        "bad_steps", (json_int_t)m->bad_steps, "total_steps", (json_int_t)m->total_steps, "epoch", (json_int_t)m->epoch,
-        "batch", (json_int_t)m->batch, "seed", (json_int_t)m->seed, "world_size", (json_int_t)m->world_size, "drafter",
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:I, s:{s:I, s:f, s:I, s:I}, s:o, s:o}",
+        "format", MTP__CHECKPOINT_FORMAT, "version", (json_int_t)m->version, "step", (json_int_t)m->step, "bad_steps",
+        (json_int_t)m->bad_steps, "total_steps", (json_int_t)m->total_steps, "epoch", (json_int_t)m->epoch, "batch",
+        (json_int_t)m->batch, "seed", (json_int_t)m->seed, "world_size", (json_int_t)m->world_size, "drafter",
         m->drafter, "computation", hex(m->computation), "verifier", hex(m->verifier), "dataset", hex(m->dataset),
         "num_samples", (json_int_t)m->num_samples, "best", "step", (json_int_t)m->best_step, "accepted_length",
         m->best_length, "evals_since", (json_int_t)m->evals_since_best, "last_eval_step", (json_int_t)m->last_eval_step,

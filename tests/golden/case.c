@@ -380,6 +380,25 @@ static mtp_status largest_gradient(const golden_case *c, double *largest)
     return MTP_OK;
 }
 
+/* `memory` is a parameter's value or gradient on the device; the expected tensor has its rows in the order of files. */
+static mtp_status compare_parameter(golden_case *c, golden_result *result, golden_group group,
+                                    const mtp_safetensors *expected, const char *name, const mtp_drafter *drafter,
+                                    const mtp__param *param, const float *memory, double floor)
+{
+    const size_t bytes = (size_t)param->count * sizeof(float);
+    const int64_t width = param->by_slot ? param->shape[1] : param->count, rows = param->count / width;
+    float *got = malloc(2 * bytes), *values = got + param->count;
+    if (!got) return MTP_FAIL(MTP_E_MEMORY, "out of memory for %s", name);
+    mtp_status status = c->context->ops->download(c->context->device, got, memory, bytes);
+    for (int64_t row = 0; status == MTP_OK && row < rows; row++) {
+        const int64_t place = param->by_slot ? drafter->token_ordering[row] : row;
+        memcpy(values + place * width, got + row * width, (size_t)width * sizeof(float));
+    }
+    if (status == MTP_OK) status = golden_compare(result, group, expected, name, values, param->count, floor);
+    free(got);
+    return status;
+}
+
 static mtp_status compare_gradients(golden_case *c, golden_result *result, const mtp_drafter *drafter)
 {
     double largest;
@@ -394,8 +413,8 @@ static mtp_status compare_gradients(golden_case *c, golden_result *result, const
     for (int64_t i = 0; i < drafter->num_params; i++) {
         const mtp__param *param = &drafter->params[i];
         snprintf(name, sizeof name, "grad.%s", param->name);
-        MTP_TRY(golden_compare_device(result, GOLDEN_GRADIENTS, c->expected, name, c->context, param->grad,
-                                      param->count, 0.01 * largest));
+        MTP_TRY(compare_parameter(c, result, GOLDEN_GRADIENTS, c->expected, name, drafter, param, param->grad,
+                                  0.01 * largest));
     }
     return MTP_OK;
 }
@@ -476,8 +495,7 @@ static mtp_status compare_final_weights(golden_case *c, golden_result *result, c
         const mtp__param *param = &drafter->params[i];
         if (!param->trained) continue;
         snprintf(name, sizeof name, "final.%s", param->name);
-        MTP_TRY(golden_compare_device(result, GOLDEN_CURVE_WEIGHTS, c->curve, name, c->context, param->value,
-                                      param->count, 0));
+        MTP_TRY(compare_parameter(c, result, GOLDEN_CURVE_WEIGHTS, c->curve, name, drafter, param, param->value, 0));
     }
     return MTP_OK;
 }

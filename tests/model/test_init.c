@@ -225,7 +225,7 @@ static void check_values(const char *directory)
             for (int64_t i = 0; i < H; i++) {
                 double mean = 0, largest = 0;
                 for (int64_t p = 0; p < P; p++) {
-                    const double value = (double)embed[drafter->token_ordering[c * P + p] * H + i];
+                    const double value = (double)embed[(c * P + p) * H + i];
                     mean += value / (double)P;
                     largest = fmax(largest, fabs(value));
                 }

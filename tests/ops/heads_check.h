@@ -1,5 +1,5 @@
 /* What the tests of the three heads share: a random problem, the double-precision result over each row's candidate
- * tokens, and the properties every head has (same formula, same bits, rows independent, gradients by differences). */
+ * slots, and the properties every head has (same formula, same bits, rows independent, gradients by differences). */
 #ifndef MTP_TESTS_HEADS_CHECK_H
 #define MTP_TESTS_HEADS_CHECK_H
 
@@ -9,11 +9,11 @@ typedef enum heads_mode { HEADS_FLAT, HEADS_CANDIDATES, HEADS_HIERARCHICAL } hea
 
 typedef struct heads_shape {
     heads_mode mode;
-    int64_t R, H, C, P, k; /* V = C * P; flat: the division into centroids does not matter */
-    mtp_dtype dtype;       /* of e */
-    mtp_write write;       /* of dx and de */
-    int64_t gap;           /* between the rows of x, e, dx and de */
-    float scale;           /* of e */
+    int64_t R, H, C, P, k;    /* V = C * P; flat: with P > 1 the slots have an order, with P = 1 they are tokens */
+    mtp_dtype x_dtype, dtype; /* dtype: of e */
+    mtp_write write;          /* of dx and de */
+    int64_t gap;              /* between the rows of x, e, dx and de */
+    float scale;              /* of e */
     size_t budget;
 } heads_shape;
 
@@ -44,11 +44,16 @@ static inline double *heads_copy(const ops_tensor *t)
     return x;
 }
 
+static inline bool heads_ordered(const heads_shape *s)
+{
+    return s->mode != HEADS_FLAT || s->P > 1;
+}
+
 /* A random problem: every other target lies in a selected centroid. */
 static inline heads heads_make(test_rng *rng, heads_shape s)
 {
     heads h = {.s = s, .V = s.C * s.P};
-    h.x = ops_random(rng, MTP_F32, s.R, s.H, s.gap, 1);
+    h.x = ops_random(rng, s.x_dtype, s.R, s.H, s.gap, 1);
     h.e = ops_random(rng, s.dtype, h.V, s.H, s.gap, s.scale);
     h.loss = ops_random_vector(rng, MTP_F32, s.R, 1);
     h.scale = ops_random_vector(rng, MTP_F32, s.R, 0.5f);
@@ -66,7 +71,7 @@ static inline heads heads_make(test_rng *rng, heads_shape s)
     int32_t *centroids = ops_bytes((size_t)s.C * sizeof(int32_t));
     for (int32_t i = 0; i < h.V; i++) h.order[i] = i;
     for (int32_t i = 0; i < s.C; i++) centroids[i] = i;
-    heads_shuffle(rng, h.order, h.V);
+    if (heads_ordered(&s)) heads_shuffle(rng, h.order, h.V);
     for (int32_t i = 0; i < h.V; i++) h.slot_of[h.order[i]] = i;
     for (int64_t r = 0; r < s.R; r++) {
         heads_shuffle(rng, centroids, s.C);
@@ -90,7 +95,7 @@ static inline mtp_head_args heads_args(const heads *h)
                        .dx_write = s->write,
                        .de_write = s->write,
                        .logits_budget = s->budget};
-    if (s->mode != HEADS_FLAT) {
+    if (heads_ordered(s)) {
         a.order = mtp_view_2d(h->order, MTP_I32, s->C, s->P);
         a.slot_of = mtp_view_1d(h->slot_of, MTP_I32, h->V);
     }
@@ -130,31 +135,31 @@ typedef struct heads_result {
     uint8_t *miss;
 } heads_result;
 
-static inline double heads_dot(const heads *h, int64_t row, int64_t token)
+static inline double heads_dot(const heads *h, int64_t row, int64_t slot)
 {
     double sum = 0;
     for (int64_t i = 0; i < h->s.H; i++)
-        sum += (double)h->x.values[row * h->s.H + i] * (double)h->e.values[token * h->s.H + i];
+        sum += (double)h->x.values[row * h->s.H + i] * (double)h->e.values[slot * h->s.H + i];
     return sum;
 }
 
-/* Candidate tokens of a row; the first *num_open of them take part in the argmax. */
-static inline int64_t heads_candidates(const heads *h, int64_t row, int32_t *token, int64_t *num_open)
+/* Candidate slots of a row; the first *num_open of them take part in the argmax. */
+static inline int64_t heads_candidates(const heads *h, int64_t row, int32_t *slot, int64_t *num_open)
 {
     const heads_shape *s = &h->s;
     int64_t n = 0;
     const int64_t own = h->slot_of[h->target[row]] / s->P;
     bool found = false;
     if (s->mode == HEADS_FLAT)
-        for (; n < h->V; n++) token[n] = (int32_t)n;
+        for (; n < h->V; n++) slot[n] = (int32_t)n;
     for (int64_t j = 0; s->mode == HEADS_CANDIDATES && j < s->k; j++) {
         const int64_t c = h->selected[row * s->k + j];
         found = found || c == own;
-        for (int64_t i = 0; i < s->P; i++) token[n++] = h->order[c * s->P + i];
+        for (int64_t i = 0; i < s->P; i++) slot[n++] = (int32_t)(c * s->P + i);
     }
     *num_open = n;
     if (s->mode != HEADS_FLAT && !found)
-        for (int64_t i = 0; i < s->P; i++) token[n++] = h->order[own * s->P + i];
+        for (int64_t i = 0; i < s->P; i++) slot[n++] = (int32_t)(own * s->P + i);
     return n;
 }
 
@@ -168,7 +173,7 @@ static inline heads_result heads_expected(const heads *h)
                          .de = ops_doubles(h->V * s->H),
                          .argmax = ops_bytes((size_t)s->R * sizeof(int32_t)),
                          .miss = ops_bytes((size_t)s->R)};
-    int32_t *token = ops_bytes((size_t)h->V * sizeof(int32_t));
+    int32_t *slot = ops_bytes((size_t)h->V * sizeof(int32_t));
     double *z = ops_doubles(h->V);
     if (s->write == MTP_ACCUMULATE) {
         memcpy(want.dx, h->old_dx, (size_t)(s->R * s->H) * sizeof(double));
@@ -176,26 +181,28 @@ static inline heads_result heads_expected(const heads *h)
     }
     for (int64_t r = 0; r < s->R; r++) {
         int64_t num_open;
-        const int64_t n = heads_candidates(h, r, token, &num_open);
+        const int64_t n = heads_candidates(h, r, slot, &num_open);
+        const int32_t target = h->slot_of[h->target[r]];
         double top = -INFINITY, sum = 0, own = 0;
         int64_t best = 0;
         for (int64_t j = 0; j < n; j++) {
-            z[j] = heads_dot(h, r, token[j]);
+            z[j] = heads_dot(h, r, slot[j]);
             if (z[j] > top) top = z[j];
-            if (token[j] == h->target[r]) own = z[j];
-            if (j < num_open && (z[j] > z[best] || (z[j] == z[best] && token[j] < token[best]))) best = j;
+            if (slot[j] == target) own = z[j];
+            const bool lower = h->order[slot[j]] < h->order[slot[best]];
+            if (j < num_open && (z[j] > z[best] || (z[j] == z[best] && lower))) best = j;
             if (j < num_open) want.logits[r * width + j] = z[j];
         }
         for (int64_t j = 0; j < n; j++) sum += exp(z[j] - top);
         want.loss[r] = top + log(sum) - own;
-        want.argmax[r] = token[best];
+        want.argmax[r] = h->order[slot[best]];
         want.miss[r] = num_open < n;
         for (int64_t j = 0; j < n; j++) {
             const double scale = (double)ops_row(&h->scale, 0)[r];
-            const double dz = scale * (exp(z[j] - top) / sum - (token[j] == h->target[r]));
+            const double dz = scale * (exp(z[j] - top) / sum - (slot[j] == target));
             for (int64_t i = 0; i < s->H; i++) {
-                want.dx[r * s->H + i] += dz * (double)h->e.values[token[j] * s->H + i];
-                want.de[token[j] * s->H + i] += dz * (double)h->x.values[r * s->H + i];
+                want.dx[r * s->H + i] += dz * (double)h->e.values[slot[j] * s->H + i];
+                want.de[slot[j] * s->H + i] += dz * (double)h->x.values[r * s->H + i];
             }
         }
     }
@@ -315,7 +322,7 @@ static inline double heads_total(void *context)
 /* dx and de against central differences of the op's own loss (contiguous F32 tensors). */
 static inline void heads_check_differences(mtp_device *device, heads_shape s)
 {
-    s.dtype = MTP_F32;
+    s.x_dtype = s.dtype = MTP_F32;
     s.gap = 0;
     s.write = MTP_OVERWRITE;
     test_rng rng = {.state = 14};

@@ -3,15 +3,19 @@
 #include "heads_check.h"
 
 static const heads_shape shapes[] = {
-    {HEADS_CANDIDATES, 1, 16, 1, 1, 1, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0},
-    {HEADS_CANDIDATES, 7, 20, 5, 3, 2, MTP_BF16, MTP_ACCUMULATE, 5, 0.5f, 0},
-    {HEADS_CANDIDATES, 67, 33, 9, 7, 3, MTP_F16, MTP_OVERWRITE, 2, 0.5f, 0},
-    {HEADS_CANDIDATES, 50, 48, 13, 11, 13, MTP_F32, MTP_ACCUMULATE, 3, 0.5f, 0}, /* all centroids selected */
-    {HEADS_CANDIDATES, 40, 144, 6, 130, 2, MTP_F32, MTP_OVERWRITE, 0, 0.3f, 0},  /* tiles of 64 rows */
-    {HEADS_CANDIDATES, 600, 16, 3, 5, 1, MTP_F32, MTP_ACCUMULATE, 0, 0.5f, 0},   /* several tiles of a centroid */
-    {HEADS_CANDIDATES, 150, 20, 9, 7, 3, MTP_F32, MTP_ACCUMULATE, 0, 0.5f, 1},   /* chunks of the least size, on cuda */
-    {HEADS_CANDIDATES, 2300, 16, 3, 2, 2, MTP_F32, MTP_ACCUMULATE, 0, 0.5f, 0},  /* a centroid of 2300 pairs is cut */
-    {HEADS_CANDIDATES, 9, 16, 301, 3, 1, MTP_BF16, MTP_OVERWRITE, 0, 0.5f, 0},   /* most centroids without a row */
+    {HEADS_CANDIDATES, 1, 16, 1, 1, 1, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0},
+    {HEADS_CANDIDATES, 7, 20, 5, 3, 2, MTP_BF16, MTP_BF16, MTP_ACCUMULATE, 5, 0.5f, 0},
+    {HEADS_CANDIDATES, 67, 33, 9, 7, 3, MTP_F16, MTP_F16, MTP_OVERWRITE, 2, 0.5f, 0},
+    {HEADS_CANDIDATES, 50, 48, 13, 11, 13, MTP_BF16, MTP_F32, MTP_ACCUMULATE, 3, 0.5f, 0}, /* all centroids selected */
+    {HEADS_CANDIDATES, 40, 144, 6, 130, 2, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 0.3f, 0},   /* tiles of 64 rows */
+    {HEADS_CANDIDATES, 600, 16, 3, 5, 1, MTP_F32, MTP_F32, MTP_ACCUMULATE, 0, 0.5f,
+     0}, /* several tiles of a centroid */
+    {HEADS_CANDIDATES, 150, 20, 9, 7, 3, MTP_F32, MTP_F32, MTP_ACCUMULATE, 0, 0.5f,
+     1}, /* chunks of the least size, on cuda */
+    {HEADS_CANDIDATES, 2300, 16, 3, 2, 2, MTP_F32, MTP_F32, MTP_ACCUMULATE, 0, 0.5f,
+     0}, /* a centroid of 2300 pairs is cut */
+    {HEADS_CANDIDATES, 9, 16, 301, 3, 1, MTP_F32, MTP_BF16, MTP_OVERWRITE, 0, 0.5f,
+     0}, /* most centroids without a row */
 };
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -22,7 +26,7 @@ static void formula(mtp_device *device)
 
 static void properties(mtp_device *device)
 {
-    const heads_shape small = {HEADS_CANDIDATES, 5, 16, 6, 4, 2, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0};
+    const heads_shape small = {HEADS_CANDIDATES, 5, 16, 6, 4, 2, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0};
     const heads_shape alone[] = {shapes[2], shapes[4], shapes[3]};
     heads_check_properties(device, shapes[2], alone, sizeof alone / sizeof *alone, small);
 }
@@ -56,7 +60,7 @@ static void rows_are_taken_in_chunks(void **state)
     (void)state;
     if (ops_device_name()) skip(); /* its chunks follow logits_budget: among the shapes above */
     mtp_device *device = ops_open(NULL, 2);
-    const heads_shape s = {HEADS_CANDIDATES, 1000, 16, 4096, 1, 4096, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0};
+    const heads_shape s = {HEADS_CANDIDATES, 1000, 16, 4096, 1, 4096, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0};
     heads_check_formula(device, s);
     ops_release();
 }
@@ -64,11 +68,11 @@ static void rows_are_taken_in_chunks(void **state)
 static void ties(mtp_device *device)
 {
     test_rng rng = {.state = 31};
-    const heads_shape s = {HEADS_CANDIDATES, 40, 16, 12, 5, 4, MTP_F32, MTP_OVERWRITE, 0, 1, 0};
+    const heads_shape s = {HEADS_CANDIDATES, 40, 16, 12, 5, 4, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 1, 0};
     const heads h = heads_make(&rng, s);
     for (int64_t i = 0; i < s.R * s.H; i++) ops_row(&h.x, 0)[i] = h.x.values[i] = (float)(1 + test_below(&rng, 3));
-    for (int64_t t = 0; t < h.V; t++) /* only two kinds of tokens: every row has many equal best ones */
-        for (int64_t j = 0; j < s.H; j++) ops_row(&h.e, t)[j] = h.e.values[t * s.H + j] = t % 3 ? 1.0f : 0.0f;
+    for (int64_t i = 0; i < h.V; i++) /* only two kinds of tokens: every row has many equal best ones */
+        for (int64_t j = 0; j < s.H; j++) ops_row(&h.e, i)[j] = h.e.values[i * s.H + j] = i % 3 ? 1.0f : 0.0f;
     const heads_result want = heads_expected(&h);
     assert_ok(heads_run(device, s.mode, heads_args(&h)));
     for (int64_t r = 0; r < s.R; r++) assert_int_equal(h.argmax[r], want.argmax[r]);
@@ -85,14 +89,14 @@ static void the_forced_centroid_is_not_drafted(void **state)
     (void)state;
     mtp_device *device = ops_open(NULL, 2);
     test_rng rng = {.state = 32};
-    const heads_shape s = {HEADS_CANDIDATES, 30, 16, 8, 3, 2, MTP_F32, MTP_OVERWRITE, 0, 0.1f, 0};
+    const heads_shape s = {HEADS_CANDIDATES, 30, 16, 8, 3, 2, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 0.1f, 0};
     const heads h = heads_make(&rng, s);
     /* each row's target token is by far the best, and its centroid is selected or not */
     for (int64_t r = 0; r < s.R; r++) {
         ops_row(&h.x, r)[0] = 1;
         h.target[r] = h.order[7 * s.P + r % s.P];
     }
-    for (int64_t i = 0; i < s.P; i++) ops_row(&h.e, h.order[7 * s.P + i])[0] = 50;
+    for (int64_t i = 0; i < s.P; i++) ops_row(&h.e, 7 * s.P + i)[0] = 50;
     assert_ok(heads_run(device, s.mode, heads_args(&h)));
     int misses = 0;
     for (int64_t r = 0; r < s.R; r++) {
@@ -147,12 +151,13 @@ static void bad_arguments_are_named(void **state)
     if (!ops_device_name()) /* a kernel does not look for it */
         assert_fails(heads_run(device, HEADS_CANDIDATES, good), MTP_E_ARGUMENT, "row 1 of selected names centroid");
     h.selected[3] = kept;
-    h.order[4] = h.order[5];
+    int32_t *slot = &h.slot_of[h.target[4]];
+    *slot = *slot ? *slot - 1 : 1; /* another token's */
     assert_fails(heads_run(device, HEADS_CANDIDATES, good), MTP_E_ARGUMENT,
-                 ops_found("slot_of must give its place", "order or slot_of"));
-    h.order[4] = 15;
+                 ops_found("which order does not hold there", "order or slot_of"));
+    *slot = 15;
     assert_fails(heads_run(device, HEADS_CANDIDATES, good), MTP_E_ARGUMENT,
-                 ops_found("order holds token 15", "order or slot_of"));
+                 ops_found("slot_of gives slot 15", "order or slot_of"));
     ops_release();
 }
 

@@ -4,13 +4,15 @@
 
 /* The vocabulary is prime in most: no block divides it. */
 static const heads_shape shapes[] = {
-    {HEADS_FLAT, 1, 16, 1, 1, 1, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0},
-    {HEADS_FLAT, 3, 20, 11, 1, 1, MTP_BF16, MTP_ACCUMULATE, 5, 0.5f, 0},
-    {HEADS_FLAT, 65, 33, 1021, 1, 1, MTP_F16, MTP_OVERWRITE, 0, 0.5f, 0},
-    {HEADS_FLAT, 70, 48, 1543, 1, 1, MTP_F32, MTP_ACCUMULATE, 3, 0.5f, 0},
-    {HEADS_FLAT, 130, 40, 2579, 1, 1, MTP_BF16, MTP_OVERWRITE, 1, 0.5f, 1}, /* chunks of the least size */
-    {HEADS_FLAT, 700, 16, 1201, 1, 1, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0},  /* tiles of one chunk */
-    {HEADS_FLAT, 70, 16, 34129, 1, 1, MTP_F32, MTP_ACCUMULATE, 0, 0.5f, 1}, /* more blocks than partial sums */
+    {HEADS_FLAT, 1, 16, 1, 1, 1, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0},
+    {HEADS_FLAT, 3, 20, 11, 1, 1, MTP_BF16, MTP_BF16, MTP_ACCUMULATE, 5, 0.5f, 0},
+    {HEADS_FLAT, 65, 33, 1021, 1, 1, MTP_F16, MTP_F16, MTP_OVERWRITE, 0, 0.5f, 0},
+    {HEADS_FLAT, 70, 48, 1543, 1, 1, MTP_F32, MTP_F32, MTP_ACCUMULATE, 3, 0.5f, 0},
+    {HEADS_FLAT, 130, 40, 2579, 1, 1, MTP_F32, MTP_BF16, MTP_OVERWRITE, 1, 0.5f, 1}, /* chunks of the least size */
+    {HEADS_FLAT, 700, 16, 1201, 1, 1, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0},  /* tiles of one chunk */
+    {HEADS_FLAT, 70, 16, 34129, 1, 1, MTP_F32, MTP_F32, MTP_ACCUMULATE, 0, 0.5f, 1}, /* more blocks than partial sums */
+    {HEADS_FLAT, 67, 20, 149, 7, 1, MTP_F32, MTP_BF16, MTP_OVERWRITE, 3, 0.5f, 0},   /* slots in an order */
+    {HEADS_FLAT, 70, 16, 431, 6, 1, MTP_BF16, MTP_F32, MTP_ACCUMULATE, 0, 0.5f, 1},
 };
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -21,7 +23,7 @@ static void formula(mtp_device *device)
 
 static void properties(mtp_device *device)
 {
-    const heads_shape small = {HEADS_FLAT, 5, 16, 23, 1, 1, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0};
+    const heads_shape small = {HEADS_FLAT, 5, 16, 23, 1, 1, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0};
     const heads_shape alone[] = {shapes[2], shapes[3], shapes[4]};
     heads_check_properties(device, shapes[4], alone, sizeof alone / sizeof *alone, small);
 }
@@ -53,7 +55,7 @@ static void threads_do_not_change_a_bit(void **state)
 static void ties(mtp_device *device)
 {
     test_rng rng = {.state = 21};
-    const heads_shape s = {HEADS_FLAT, 40, 16, 3001, 1, 1, MTP_F32, MTP_OVERWRITE, 0, 1, 0};
+    const heads_shape s = {HEADS_FLAT, 40, 16, 3001, 1, 1, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 1, 0};
     const heads h = heads_make(&rng, s);
     for (int64_t i = 0; i < s.R * s.H; i++) ops_row(&h.x, 0)[i] = (float)(1 + test_below(&rng, 3));
     for (int64_t i = 0; i < h.V * s.H; i++) ops_row(&h.e, 0)[i] = (float)test_below(&rng, 2);
@@ -69,10 +71,25 @@ static void ties(mtp_device *device)
     for (int64_t r = 0; r < s.R; r++) assert_true(h.argmax[r] > 7 && h.argmax[r] <= 17);
 }
 
+/* The same with slots in an order, over several blocks: only two kinds of tokens. */
+static void ties_by_slot(mtp_device *device)
+{
+    test_rng rng = {.state = 25};
+    const heads_shape s = {HEADS_FLAT, 40, 16, 431, 6, 1, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 1, 0};
+    const heads h = heads_make(&rng, s);
+    for (int64_t i = 0; i < s.R * s.H; i++) ops_row(&h.x, 0)[i] = h.x.values[i] = (float)(1 + test_below(&rng, 3));
+    for (int64_t i = 0; i < h.V; i++)
+        for (int64_t j = 0; j < s.H; j++)
+            ops_row(&h.e, i)[j] = h.e.values[i * s.H + j] = h.order[i] % 40 == 39 ? 1.0f : 0.0f;
+    assert_ok(heads_run(device, HEADS_FLAT, heads_args(&h)));
+    for (int64_t r = 0; r < s.R; r++) assert_int_equal(h.argmax[r], 39);
+}
+
 static void equal_logits_give_the_lowest_id(void **state)
 {
     (void)state;
     ops_each_isa(ties);
+    ops_each_isa(ties_by_slot);
 }
 
 static void large_logits_stay_finite(void **state)
@@ -80,7 +97,7 @@ static void large_logits_stay_finite(void **state)
     (void)state;
     mtp_device *device = ops_open(NULL, 2);
     test_rng rng = {.state = 22};
-    const heads_shape s = {HEADS_FLAT, 9, 16, 1100, 1, 1, MTP_F32, MTP_OVERWRITE, 0, 60, 0};
+    const heads_shape s = {HEADS_FLAT, 9, 16, 1100, 1, 1, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 60, 0};
     const heads h = heads_make(&rng, s);
     const heads_result want = heads_expected(&h);
     assert_ok(heads_run(device, s.mode, heads_args(&h)));
@@ -124,6 +141,9 @@ static void bad_arguments_are_named(void **state)
     h.target[1] = 11;
     assert_fails(heads_run(device, HEADS_FLAT, good), MTP_E_ARGUMENT, "target[1] is 11");
     h.target[1] = 1;
+    a = good;
+    a.order = mtp_view_2d(h.order, MTP_I32, 11, 1);
+    assert_fails(heads_run(device, HEADS_FLAT, a), MTP_E_ARGUMENT, "slot_of is missing");
     a = good;
     a.scratch = ops_scratch(64);
     assert_fails(ops_backend()->head_flat(device, &a), MTP_E_ARGUMENT, "scratch");

@@ -3,11 +3,11 @@
 #include "heads_check.h"
 
 static const heads_shape shapes[] = {
-    {HEADS_HIERARCHICAL, 1, 16, 1, 1, 1, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0},
-    {HEADS_HIERARCHICAL, 7, 20, 5, 3, 2, MTP_BF16, MTP_ACCUMULATE, 5, 0.5f, 0},
-    {HEADS_HIERARCHICAL, 900, 33, 3, 7, 3, MTP_F16, MTP_OVERWRITE, 2, 0.5f, 0},
-    {HEADS_HIERARCHICAL, 90, 144, 7, 131, 2, MTP_F32, MTP_ACCUMULATE, 0, 0.3f, 0},
-    {HEADS_HIERARCHICAL, 9, 16, 301, 3, 1, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0},
+    {HEADS_HIERARCHICAL, 1, 16, 1, 1, 1, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0},
+    {HEADS_HIERARCHICAL, 7, 20, 5, 3, 2, MTP_BF16, MTP_BF16, MTP_ACCUMULATE, 5, 0.5f, 0},
+    {HEADS_HIERARCHICAL, 900, 33, 3, 7, 3, MTP_F32, MTP_F16, MTP_OVERWRITE, 2, 0.5f, 0},
+    {HEADS_HIERARCHICAL, 90, 144, 7, 131, 2, MTP_F32, MTP_F32, MTP_ACCUMULATE, 0, 0.3f, 0},
+    {HEADS_HIERARCHICAL, 9, 16, 301, 3, 1, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0},
 };
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -18,7 +18,7 @@ static void formula(mtp_device *device)
 
 static void properties(mtp_device *device)
 {
-    const heads_shape small = {HEADS_HIERARCHICAL, 5, 16, 3, 5, 1, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0};
+    const heads_shape small = {HEADS_HIERARCHICAL, 5, 16, 3, 5, 1, MTP_F32, MTP_F32, MTP_OVERWRITE, 0, 0.5f, 0};
     const heads_shape alone[] = {shapes[2], shapes[3]};
     heads_check_properties(device, shapes[2], alone, sizeof alone / sizeof *alone, small);
 }

@@ -4,14 +4,16 @@
 #include "heads_check.h"
 
 static const heads_shape shapes[] = {
-    {HEADS_FLAT, 70, 48, 1543, 1, 1, MTP_F32, MTP_ACCUMULATE, 3, 0.5f, 0},
-    {HEADS_FLAT, 130, 40, 579, 1, 1, MTP_BF16, MTP_OVERWRITE, 1, 0.5f, 1}, /* chunks of the least size */
-    {HEADS_FLAT, 9, 36, 100, 1, 1, MTP_F16, MTP_OVERWRITE, 0, 0.5f, 0},
-    {HEADS_CANDIDATES, 7, 20, 5, 3, 2, MTP_BF16, MTP_ACCUMULATE, 5, 0.5f, 0},
-    {HEADS_CANDIDATES, 67, 33, 9, 7, 3, MTP_F16, MTP_OVERWRITE, 2, 0.5f, 0},
-    {HEADS_CANDIDATES, 40, 144, 6, 130, 2, MTP_BF16, MTP_OVERWRITE, 0, 0.3f, 0}, /* tiles across tokens and columns */
-    {HEADS_CANDIDATES, 300, 16, 3, 5, 1, MTP_F32, MTP_ACCUMULATE, 0, 0.5f, 0},   /* several tiles of a centroid */
-    {HEADS_HIERARCHICAL, 150, 32, 4, 12, 1, MTP_BF16, MTP_OVERWRITE, 0, 0.5f, 0},
+    {HEADS_FLAT, 70, 48, 1543, 1, 1, MTP_F32, MTP_F32, MTP_ACCUMULATE, 3, 0.5f, 0},
+    {HEADS_FLAT, 130, 40, 193, 3, 1, MTP_BF16, MTP_BF16, MTP_OVERWRITE, 1, 0.5f, 1}, /* chunks of the least size */
+    {HEADS_FLAT, 9, 36, 100, 1, 1, MTP_F32, MTP_F16, MTP_OVERWRITE, 0, 0.5f, 0},
+    {HEADS_CANDIDATES, 7, 20, 5, 3, 2, MTP_F32, MTP_BF16, MTP_ACCUMULATE, 5, 0.5f, 0},
+    {HEADS_CANDIDATES, 67, 33, 9, 7, 3, MTP_F32, MTP_F16, MTP_OVERWRITE, 2, 0.5f, 0},
+    {HEADS_CANDIDATES, 40, 144, 6, 130, 2, MTP_BF16, MTP_BF16, MTP_OVERWRITE, 0, 0.3f,
+     0}, /* tiles across tokens and columns */
+    {HEADS_CANDIDATES, 300, 16, 3, 5, 1, MTP_F32, MTP_F32, MTP_ACCUMULATE, 0, 0.5f,
+     0}, /* several tiles of a centroid */
+    {HEADS_HIERARCHICAL, 150, 32, 4, 12, 1, MTP_BF16, MTP_BF16, MTP_OVERWRITE, 0, 0.5f, 0},
 };
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -20,30 +22,32 @@ static double bf16(double x)
     return (double)ops_rounded((float)x, MTP_BF16);
 }
 
-/* One row with x, e and dz rounded before they are multiplied, onto `sum`. */
-static void add_row(const heads *h, int64_t row, int32_t *token, double *z, const heads_result *sum)
+/* One row with x, e and dz rounded before they are multiplied, logits added up in fp32, onto `sum`. */
+static void add_row(const heads *h, int64_t row, int32_t *slot, double *z, const heads_result *sum)
 {
     const int64_t H = h->s.H;
     const float *x = h->x.values + row * H;
     const double scale = (double)ops_row(&h->scale, 0)[row];
     int64_t num_open;
-    const int64_t n = heads_candidates(h, row, token, &num_open);
+    const int64_t n = heads_candidates(h, row, slot, &num_open);
+    const int32_t target = h->slot_of[h->target[row]];
     double top = -INFINITY, total = 0;
     for (int64_t j = 0; j < n; j++) {
-        const float *e = h->e.values + token[j] * H;
-        z[j] = 0;
-        for (int64_t i = 0; i < H; i++) z[j] += bf16((double)x[i]) * bf16((double)e[i]);
+        const float *e = h->e.values + slot[j] * H;
+        float product = 0;
+        for (int64_t i = 0; i < H; i++) product += (float)(bf16((double)x[i]) * bf16((double)e[i]));
+        z[j] = (double)product;
         top = z[j] > top ? z[j] : top;
         if (j < num_open && h->s.mode != HEADS_HIERARCHICAL) sum->logits[row * ops_width(&h->logits) + j] = z[j];
     }
     for (int64_t j = 0; j < n; j++) total += exp(z[j] - top);
     for (int64_t j = 0; j < n; j++) {
-        const bool own = token[j] == h->target[row];
+        const bool own = slot[j] == target;
         const double dz = bf16(scale * (exp(z[j] - top) / total - own));
-        if (own) sum->loss[row] = top + log(total) - z[j];
+        if (own) sum->loss[row] = (double)(float)(top + log(total) - z[j]);
         for (int64_t i = 0; i < H; i++) {
-            sum->dx[row * H + i] += dz * bf16((double)h->e.values[token[j] * H + i]);
-            sum->de[token[j] * H + i] += dz * bf16((double)x[i]);
+            sum->dx[row * H + i] += dz * bf16((double)h->e.values[slot[j] * H + i]);
+            sum->de[slot[j] * H + i] += dz * bf16((double)x[i]);
         }
     }
 }
@@ -54,13 +58,13 @@ static heads_result plain_result(const heads *h)
                                 .logits = ops_doubles(h->s.R * ops_width(&h->logits)),
                                 .dx = ops_doubles(h->s.R * h->s.H),
                                 .de = ops_doubles(h->V * h->s.H)};
-    int32_t *token = ops_bytes((size_t)h->V * sizeof(int32_t));
+    int32_t *slot = ops_bytes((size_t)h->V * sizeof(int32_t));
     double *z = ops_doubles(h->V);
     if (h->s.write == MTP_ACCUMULATE) {
         memcpy(plain.dx, h->old_dx, (size_t)(h->s.R * h->s.H) * sizeof(double));
         memcpy(plain.de, h->old_de, (size_t)(h->V * h->s.H) * sizeof(double));
     }
-    for (int64_t r = 0; r < h->s.R; r++) add_row(h, r, token, z, &plain);
+    for (int64_t r = 0; r < h->s.R; r++) add_row(h, r, slot, z, &plain);
     return plain;
 }
 
@@ -71,9 +75,8 @@ static void expect_argmax(const heads *h, int64_t row)
     int32_t best = -1;
     float top = -INFINITY;
     for (int64_t j = 0; j < ops_width(&h->logits); j++) {
-        const int64_t P = h->s.P;
-        const int32_t token =
-            h->s.mode == HEADS_FLAT ? (int32_t)j : h->order[h->selected[row * h->s.k + j / P] * P + j % P];
+        const int64_t P = h->s.P, slot = h->s.mode == HEADS_FLAT ? j : h->selected[row * h->s.k + j / P] * P + j % P;
+        const int32_t token = h->order[slot];
         if (best >= 0 && (z[j] < top || (!(z[j] > top) && token > best))) continue;
         best = token;
         top = z[j];

@@ -183,7 +183,7 @@ static void a_newer_version_is_not_passed_over(void **state)
     save(&f, 1);
     save(&f, 2);
     const char *path = test_path("%s/manifest.json", directory_of(&f, 2));
-    char *text = test_read(path, NULL), *version = strstr(text, "\"version\": 2");
+    char *text = test_read(path, NULL), *version = strstr(text, "\"version\": 3");
     assert_non_null(version);
     version[strlen("\"version\": ")] = '7';
     test_write(path, text, strlen(text));

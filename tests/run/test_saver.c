@@ -1,6 +1,6 @@
 /* Protects: checkpoints written beside the training are the state at their begin whatever happens to it meanwhile; any
- * number of ranks writes one, and any other loads it bit for bit; parts that are not every value once are refused; a
- * save that fails on one rank fails on all, names it, and costs nothing but itself. */
+ * number of ranks writes one, and any other loads it bit for bit, of the version before as well; parts that are not
+ * every value once are refused; a save that fails on one rank fails on all, names it, and costs nothing but itself. */
 #include "fixture.h"
 
 #include <signal.h>
@@ -188,6 +188,79 @@ static void any_world_writes_and_any_other_loads(void **state)
             close_world(&w);
             close_fixture(&f);
         }
+}
+
+/* ---- what builds before the order of slots wrote --------------------------------------------------------------- */
+
+/* Values of the embedding, in memory and in the order of the tokens. */
+typedef struct by_token {
+    const float *memory;
+    float *values;
+} by_token;
+
+static by_token order_by_token(const mtp_drafter *drafter, const void *memory)
+{
+    const int64_t V = drafter->embed->shape[0], H = drafter->embed->shape[1];
+    const by_token t = {memory, malloc((size_t)(V * H) * sizeof(float))};
+    assert_non_null(t.values);
+    for (int64_t slot = 0; slot < V; slot++)
+        memcpy(t.values + drafter->token_ordering[slot] * H, t.memory + slot * H, (size_t)H * sizeof(float));
+    return t;
+}
+
+/* A checkpoint of version 2 by `ranks` ranks, whose parts of the embedding begin and end inside of rows. */
+static void save_by_token(const fixture *f, int64_t ranks)
+{
+    const mtp_drafter *drafter = f->drafter;
+    const int64_t count = drafter->embed->count;
+    int64_t at = 0;
+    while (strcmp(f->optimizer->tensors[at].name, drafter->embed->name) != 0) at++;
+    const by_token tensors[] = {order_by_token(drafter, drafter->embed->value),
+                                order_by_token(drafter, f->optimizer->exp_avg[at].data),
+                                order_by_token(drafter, f->optimizer->exp_avg_sq[at].data)};
+    mtp__manifest *m = make_manifest(4);
+    int64_t replaced = 0;
+    m->version = 2;
+    m->world_size = ranks;
+    m->computation = mtp__checkpoint_computation(drafter);
+    for (int64_t rank = 0; rank < ranks; rank++) {
+        const mtp__share share = {.rank = rank, .world_size = ranks};
+        mtp__pieces pieces;
+        char name[MTP__SHARD_NAME];
+        uint64_t bytes;
+        uint32_t crc;
+        assert_ok(mtp__pieces_collect(drafter, f->optimizer, &share, &pieces));
+        for (int64_t i = 0; i < pieces.count; i++)
+            for (int k = 0; k < 3; k++) {
+                mtp_view *view = &pieces.items[i].view;
+                const int64_t first = (const float *)view->data - tensors[k].memory;
+                if (first < 0 || first >= count) continue;
+                view->data = tensors[k].values + first;
+                replaced += mtp_view_count(*view);
+                break;
+            }
+        mtp__shard_name(rank, ranks, name);
+        assert_ok(mtp__shard_write(f->run, 4, &share, &pieces, NULL, &bytes, &crc));
+        assert_ok(mtp__manifest_add_shard(m, name, bytes, crc));
+        mtp__pieces_free(&pieces);
+    }
+    assert_int_equal(replaced, 3 * count);
+    assert_ok(mtp__checkpoint_publish(f->run, m));
+    mtp__manifest_free(m);
+    for (int k = 0; k < 3; k++) free(tensors[k].values);
+}
+
+static void rows_in_the_order_of_the_tokens_load(void **state)
+{
+    (void)state;
+    static const int64_t ranks[] = {1, 5};
+    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+        fixture f = open_fixture();
+        scramble(&f, 5);
+        save_by_token(&f, ranks[i]);
+        loads_into(f.run, &f, 4);
+        close_fixture(&f);
+    }
 }
 
 /* ---- parts that do not fit together --------------------------------------------------------------------------- */
@@ -415,6 +488,7 @@ int main(void)
         cmocka_unit_test(it_is_the_state_at_its_begin),
         cmocka_unit_test(one_process_writes_the_same_shard_at_once),
         cmocka_unit_test(any_world_writes_and_any_other_loads),
+        cmocka_unit_test(rows_in_the_order_of_the_tokens_load),
         cmocka_unit_test(parts_must_be_every_value_once),
         cmocka_unit_test(a_full_disk_costs_one_checkpoint),
         cmocka_unit_test(the_rank_that_failed_is_named),

@@ -64,7 +64,8 @@ typedef struct mtp_parameter {
     int64_t shape[2];
     mtp_dtype stored; /* dtype in the file it came from */
     bool trained;
-    float *value; /* fp32 master, device memory */
+    float *value; /* fp32 master, device memory; an ordered head has the rows of model.embed_tokens.weight in the order
+                   * of token_ordering, so that the tokens of a centroid lie together */
 } mtp_parameter;
 
 MTP_API int64_t mtp_drafter_num_parameters(const mtp_drafter *drafter);
