@@ -350,11 +350,23 @@ static mtp_status check_evaluation(const mtp_train_config *c)
     return MTP_OK;
 }
 
-static mtp_status check_directory(const mtp_train_config *config, const char *key, const char *path)
+/* Where to get what is missing; "" when nobody but the user knows. */
+static const char *where_from(const char *key)
+{
+    if (strcmp(key, "drafter") == 0)
+        return ". Put the path of yours there or give --set drafter=DIR; published ones are google/gemma-4-*-assistant "
+               "at "
+               "Hugging Face, and `mtp init` makes one for a verifier";
+    if (strcmp(key, "verifier") == 0)
+        return ". Put the path of the model that wrote the samples there, or give --set verifier=DIR";
+    return "";
+}
+
+mtp_status mtp__config_check_directory(const mtp_train_config *config, const char *key, const char *path)
 {
     if (mtp__dir_exists(path)) return MTP_OK;
     if (mtp__path_exists(path)) return mtp__config_fail(config, key, "%s is not a directory", path);
-    return mtp__config_fail(config, key, "there is no directory %s", path);
+    return mtp__config_fail(config, key, "there is no directory %s%s", path, where_from(key));
 }
 
 /* `head` and `centroid_weight` depend on the drafter. */
@@ -362,7 +374,7 @@ static mtp_status resolve_loss(mtp_train_config *c)
 {
     enum { AUTO = MTP_HEAD_HIERARCHICAL + 1 };
     mtp_drafter_config drafter;
-    MTP_TRY(check_directory(c, "drafter", c->drafter));
+    MTP_TRY(mtp__config_check_directory(c, "drafter", c->drafter));
     const mtp_status status = mtp_drafter_config_read(c->drafter, &drafter);
     if (status != MTP_OK) {
         const char *origin = c->places->origin[mtp__config_find("drafter")];
@@ -423,16 +435,17 @@ static mtp_status check_data(const mtp_train_config *config, const char *key, co
 mtp_status mtp_train_config_check_paths(const mtp_train_config *config)
 {
     MTP_REQUIRE(config);
-    MTP_TRY(check_directory(config, "drafter", config->drafter));
-    MTP_TRY(check_directory(config, "verifier", config->verifier));
-    if (*config->embedding_from) MTP_TRY(check_directory(config, "embedding_from", config->embedding_from));
+    MTP_TRY(mtp__config_check_directory(config, "drafter", config->drafter));
+    MTP_TRY(mtp__config_check_directory(config, "verifier", config->verifier));
+    if (*config->embedding_from) MTP_TRY(mtp__config_check_directory(config, "embedding_from", config->embedding_from));
     MTP_TRY(check_data(config, "train_data", &config->train_data));
     for (int64_t i = 0; i < config->sources.count; i++)
         MTP_TRY(check_data(config, "sources", &(mtp_strings){&config->sources.items[i].path, 1}));
     MTP_TRY(check_data(config, "eval_data", &config->eval_data));
-    if (mtp__path_exists(config->output_dir)) MTP_TRY(check_directory(config, "output_dir", config->output_dir));
+    if (mtp__path_exists(config->output_dir))
+        MTP_TRY(mtp__config_check_directory(config, "output_dir", config->output_dir));
     const bool named = strcmp(config->resume, MTP_RESUME_NEVER) != 0 && strcmp(config->resume, MTP_RESUME_AUTO) != 0;
-    if (named) MTP_TRY(check_directory(config, "resume", config->resume));
+    if (named) MTP_TRY(mtp__config_check_directory(config, "resume", config->resume));
     return MTP_OK;
 }
 

@@ -52,6 +52,9 @@ struct mtp__config_places {
 /* Raise MTP_E_CONFIG: "<place of key>: <key>: <message>". */
 mtp_status mtp__config_fail(const mtp_train_config *config, const char *key, const char *format, ...) MTP__PRINTF(3, 4);
 
+/* MTP_E_CONFIG with the place of the key when `path`, its value, is no directory that is there. */
+mtp_status mtp__config_check_directory(const mtp_train_config *config, const char *key, const char *path);
+
 /* A list of tables with path and weight, in place of what `sources` holds. */
 struct mtp__toml;
 struct mtp__toml_node;

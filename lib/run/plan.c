@@ -286,6 +286,7 @@ mtp_status mtp_plan_create(const mtp_train_config *config, int64_t world_size, c
     MTP_REQUIRE(config && world_size >= 1 && plan);
     *plan = NULL;
     mtp_status status = mtp_drafter_config_read(config->drafter, &drafter);
+    if (status == MTP_OK) status = mtp__config_check_directory(config, "verifier", config->verifier);
     if (status == MTP_OK) status = mtp__verifier_config_read(config->verifier, &verifier);
     if (status == MTP_OK) status = plan_in_context(config, &drafter, &verifier, world_size, logger, plan);
     mtp_drafter_config_free(&drafter);

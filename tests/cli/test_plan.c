@@ -153,6 +153,12 @@ static void mistakes_have_their_exit_codes(void **state)
     assert_int_not_equal(run.exit_code, 0);
     assert_non_null(strstr(run.err, "config.json"));
     test_run_free(&run);
+    /* a shipped configuration as it is: whose paths these are, and what to do */
+    const char *shipped = MTP_TEST_DATA "/../../configs/e2b.toml";
+    test_expect(test_mtp("plan", shipped), 2, "", "e2b.toml:5: drafter: there is no directory models/");
+    test_expect(test_mtp("plan", shipped), 2, "", "--set drafter=DIR");
+    test_expect(test_mtp("plan", shipped, "--set", "drafter=" MTP_TEST_DATA "/sample/drafter_init"), 2, "",
+                "e2b.toml:6: verifier: there is no directory models/gemma-4-E2B-it. Put the path");
 }
 
 /* More rows at once, more activations; the rest stays. */

@@ -3,8 +3,11 @@
  * both wrote. */
 #include "support.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "background.h"
@@ -33,27 +36,52 @@ static const char *time_limit(void)
     return set ? set : "6";
 }
 
+static long size_of(const char *path)
+{
+    struct stat there;
+    return stat(path, &there) == 0 ? (long)there.st_size : -1;
+}
+
+/* Until a file that grows does not grow any more. */
+static void wait_for_rest(const char *path)
+{
+    const struct timespec pause = {.tv_sec = 1};
+    for (long before = -1, now = 0; now <= 0 || now != before;) {
+        before = now;
+        nanosleep(&pause, NULL);
+        now = size_of(path);
+    }
+}
+
+static void fill_pipe(const char *path)
+{
+    const int fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    assert_true(fd >= 0);
+    while (write(fd, "-", 1) == 1) continue;
+    close(fd);
+}
+
 typedef struct run {
     const char *directory;
     const char *logs[RANKS];
     pid_t pids[RANKS];
 } run;
 
-/* Two ranks with torchrun's environment and nobody above them. Rank 0 hosts the store. */
-static run start_ranks(void)
+/* Two ranks with torchrun's environment and nobody above them. Rank 0 hosts the store, and speaks to `log`; NULL: to a
+ * file. */
+static run start_ranks(const char *log, const char *limit)
 {
     run made = {.directory = test_path("%s/run", test_dir())};
     const char *config = test_train_file(made.directory), *port = free_port();
     for (int rank = 0; rank < RANKS; rank++) {
         const char *number = test_path("%d", rank);
-        made.logs[rank] = test_path("%s/log%d", test_dir(), rank);
-        made.pids[rank] =
-            test_start(made.logs[rank],
-                       (const char *const[]){"/usr/bin/env", setting("RANK", number), setting("LOCAL_RANK", number),
-                                             "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", setting("MTP_RDZV_PORT", port),
-                                             setting("MTP_COMM_TIME_LIMIT", time_limit()), "MTP_COMM_HEARTBEAT=0.5",
-                                             MTP_TEST_PROGRAM, "train", config, "--set", "max_steps=100000", "--set",
-                                             "save_steps=2", NULL});
+        made.logs[rank] = log && rank == 0 ? log : test_path("%s/log%d", test_dir(), rank);
+        made.pids[rank] = test_start(
+            made.logs[rank],
+            (const char *const[]){"/usr/bin/env", setting("RANK", number), setting("LOCAL_RANK", number),
+                                  "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", setting("MTP_RDZV_PORT", port),
+                                  setting("MTP_COMM_TIME_LIMIT", limit), "MTP_COMM_HEARTBEAT=0.5", MTP_TEST_PROGRAM,
+                                  "train", config, "--set", "max_steps=100000", "--set", "save_steps=2", NULL});
     }
     test_wait_for_file(test_path("%s/checkpoints/step-00000002", made.directory));
     return made;
@@ -67,7 +95,7 @@ static void assert_names(const run *own, int rank, int lost)
 
 static void check_loss(int signal_number)
 {
-    const run own = start_ranks();
+    const run own = start_ranks(NULL, time_limit());
     kill(own.pids[1], signal_number);
     const int code = test_end(own.pids[0]);
     if (code != 1) fail_msg("exit code %d: %s", code, test_read(own.logs[0], NULL));
@@ -96,6 +124,29 @@ static void stopped(void **state)
     check_loss(SIGSTOP);
 }
 
+/* Rank 0 hangs in a write to a pipe that nobody reads when the other is lost: it ends all the same. */
+static void lost_while_hanging(void **state)
+{
+    (void)state;
+#ifndef MTP_TEST_GLOO
+    print_message("skipped: this build has no Gloo (MTP_GLOO=OFF)\n");
+    skip();
+#endif
+    const char *pipe_path = test_path("%s/pipe", test_dir());
+    assert_int_equal(mkfifo(pipe_path, 0600), 0);
+    const int unread = open(pipe_path, O_RDWR | O_CLOEXEC);
+    assert_true(unread >= 0 && fcntl(unread, F_SETPIPE_SZ, 4096) > 0);
+    const char *set = getenv("MTP_TEST_TIME_LIMIT");
+    const run own = start_ranks(pipe_path, set ? set : "2");
+    fill_pipe(pipe_path);
+    wait_for_rest(test_path("%s/metrics.jsonl", own.directory));
+    assert_int_equal(waitpid(own.pids[0], NULL, WNOHANG), 0);
+    kill(own.pids[1], SIGKILL);
+    test_end(own.pids[1]);
+    assert_int_equal(test_end(own.pids[0]), 1);
+    close(unread);
+}
+
 /* With rank 0 the store is gone too: nobody can say who was lost, and the other ends all the same. */
 static void rank_0_killed(void **state)
 {
@@ -104,7 +155,7 @@ static void rank_0_killed(void **state)
     print_message("skipped: this build has no Gloo (MTP_GLOO=OFF)\n");
     skip();
 #endif
-    const run own = start_ranks();
+    const run own = start_ranks(NULL, time_limit());
     kill(own.pids[0], SIGKILL);
     assert_int_equal(test_end(own.pids[1]), 1);
     test_file_says(own.logs[1], "the store is lost");
@@ -167,6 +218,7 @@ static void a_machine_is_lost(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(killed), cmocka_unit_test(stopped),
-                                       cmocka_unit_test(rank_0_killed), cmocka_unit_test(a_machine_is_lost)};
+                                       cmocka_unit_test(lost_while_hanging), cmocka_unit_test(rank_0_killed),
+                                       cmocka_unit_test(a_machine_is_lost)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -246,9 +246,11 @@ static bool parse(int argc, char **argv, plan_arguments *given, int *exit_code)
          .help = "Print one JSON object, with bytes in place of MiB."},
     };
     const args_spec spec = {.command = "mtp plan",
-                            .summary = "Print who needs how much memory in the training run of CONFIG, and the size of "
-                                       "its checkpoints. Only config.json of drafter and verifier are read: neither "
-                                       "weights nor data need to be there, and nothing of what is listed is allocated.",
+                            .summary =
+                                "Print who needs how much memory in the training run of CONFIG, and the size of "
+                                "its checkpoints. Only config.json of drafter and verifier are read (--set "
+                                "drafter=DIR --set verifier=DIR): neither weights nor data need to be there, and "
+                                "nothing of what is listed is allocated. Of a GPU it says what is free now.",
                             .positionals = positionals,
                             .num_positionals = 1,
                             .options = options,

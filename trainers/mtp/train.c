@@ -1,4 +1,5 @@
 /* mtp train: from stored samples to a drafter that serves. */
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,19 +22,37 @@ static void catch_signals(void)
 /* ---- other ranks that are lost ------------------------------------------------------------------------------------
  */
 
-enum { LAST_SECONDS = 10 };
+enum { LAST_SECONDS = 10, PIECE = 512 };
+static unsigned last_seconds = LAST_SECONDS;
 static char lost_message[2048];
+
+/* As far as somebody takes it: what the training hangs in may be a pipe that nobody reads, and room in a pipe is room
+ * for a piece. */
+static void say_from_handler(const char *text)
+{
+    struct pollfd target = {.fd = STDERR_FILENO, .events = POLLOUT};
+    for (size_t left = strlen(text), size; left > 0; left -= size, text += size) {
+        size = left < PIECE ? left : PIECE;
+        if (poll(&target, 1, 0) != 1 || !(target.revents & POLLOUT) || write(STDERR_FILENO, text, size) < 0) return;
+    }
+}
 
 /* Only what is safe in a handler. */
 static void on_alarm(int number)
 {
     (void)number;
-    static const char start[] = "error: ", end[] = "; this rank did not come to an end by itself\n";
-    ssize_t written = write(STDERR_FILENO, start, sizeof start - 1);
-    written += write(STDERR_FILENO, lost_message, strlen(lost_message));
-    written += write(STDERR_FILENO, end, sizeof end - 1);
-    (void)written;
+    say_from_handler("mtp: error: ");
+    say_from_handler(lost_message);
+    say_from_handler("; this rank did not come to an end by itself\n");
     _exit(1);
+}
+
+/* No longer than ranks wait for each other. */
+static void choose_last_seconds(const mtp_train_config *config)
+{
+    const char *limit = getenv("MTP_COMM_TIME_LIMIT");
+    const double seconds = config->timeout_seconds > 0 ? config->timeout_seconds : limit ? strtod(limit, NULL) : 0;
+    if (seconds > 0 && seconds < LAST_SECONDS) last_seconds = (unsigned)seconds + 1;
 }
 
 /* The thread that trains ends with this failure once it looks; one that waits for something else is not waited for. */
@@ -42,7 +61,7 @@ static void ranks_failed(void *user, const char *message)
     (void)user;
     snprintf(lost_message, sizeof lost_message, "%s", message);
     signal(SIGALRM, on_alarm);
-    alarm(LAST_SECONDS);
+    alarm(last_seconds);
 }
 
 static bool stop(void *user)
@@ -180,6 +199,7 @@ static mtp_status train(const mtp_train_config *config, bool dry_run)
                                        .live_progress = isatty(STDERR_FILENO) != 0,
                                        .dry_run = dry_run};
     catch_signals();
+    choose_last_seconds(config);
     const mtp_status status = mtp_train(config, &options, NULL);
     end_line(&s);
     return status;
