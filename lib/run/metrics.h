@@ -33,7 +33,6 @@ typedef struct mtp__update {
     double learning_rate;
     mtp__step_sums sums[MTP_MAX_SPECULATIVE_STEPS]; /* [K] */
     int64_t counts[MTP_MAX_SPECULATIVE_STEPS];      /* [K] N_k */
-    bool stopped; /* a rank was asked to stop: nothing was done, and the rest means nothing */
 } mtp__update;
 
 /* What depends on the clock and the machine, since the last line. */

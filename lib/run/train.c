@@ -99,21 +99,63 @@ static mtp_status look(mtp__run *run)
     return status == MTP_E_INTERRUPTED ? interrupted(run) : status;
 }
 
-static mtp_status one_step(mtp__run *run)
+/* Results of the oldest step under way. */
+static mtp_status read_step(mtp__run *run)
 {
     mtp__update update;
-    MTP_TRY(mtp__trainer_update(&run->trainer, run->step, mtp__run_stopped(run), &update));
-    if (update.stopped) return interrupted(run);
+    MTP_TRY(mtp__trainer_read(&run->trainer, &update));
     if (update.bad) MTP_TRY(mtp__run_skip(run, &update));
     run->step = update.step;
     run->epoch = update.epoch;
     run->batch = update.batch;
     if (!update.bad) run->loss = update.loss;
     MTP_TRY(show(run, &update));
-    MTP_TRY(mtp__run_settle(run, false));
-    MTP_TRY(look(run));
+    return mtp__run_settle(run, false);
+}
+
+/* Those of all of them: `run` is then where the weights are. */
+static mtp_status read_all(mtp__run *run)
+{
+    while (mtp__trainer_flying(&run->trainer) > 0) MTP_TRY(read_step(run));
+    return MTP_OK;
+}
+
+/* A step could not be launched. What those before it have to say comes first. */
+static mtp_status launch_failed(mtp__run *run)
+{
+    const mtp_error first = *mtp_last_error();
+    MTP_TRY(read_all(run));
+    return mtp__fail_again(&first);
+}
+
+static bool save_due(const mtp__run *run, int64_t step)
+{
     const int64_t every = run->config->save_steps;
-    if (every > 0 && run->step % every == 0 && run->begun_step != run->step) MTP_TRY(mtp__run_save(run));
+    return every > 0 && step % every == 0;
+}
+
+/* Is there something to be done behind this step that needs the weights that it leaves. */
+static bool pause_due(const mtp__run *run, int64_t step)
+{
+    const int64_t every = run->config->eval_steps;
+    const bool evaluated = run->trainer.evaluator && every > 0 && step % every == 0;
+    return step == run->total_steps || evaluated || save_due(run, step);
+}
+
+static mtp_status one_step(mtp__run *run)
+{
+    bool stopped = false;
+    const int64_t done = run->step + mtp__trainer_flying(&run->trainer);
+    if (mtp__trainer_launch(&run->trainer, done, mtp__run_stopped(run), &stopped) != MTP_OK) return launch_failed(run);
+    if (stopped) {
+        MTP_TRY(read_all(run));
+        return interrupted(run);
+    }
+    if (!pause_due(run, done + 1))
+        return mtp__trainer_flying(&run->trainer) > run->trainer.lag ? read_step(run) : MTP_OK;
+    MTP_TRY(read_all(run));
+    MTP_TRY(look(run));
+    if (save_due(run, run->step) && run->begun_step != run->step) MTP_TRY(mtp__run_save(run));
     return MTP_OK;
 }
 

@@ -236,16 +236,30 @@ static mtp_status plan_length(mtp__trainer *t)
 
 /* ---- step ----------------------------------------------------------------------------------------------------- */
 
+static mtp_status open_flight(const mtp__trainer *t, int32_t K, mtp__flight *flight)
+{
+    flight->rows = calloc((size_t)t->accumulation, sizeof *flight->rows);
+    flight->batches = calloc((size_t)t->accumulation, sizeof *flight->batches);
+    if (!flight->rows || !flight->batches) return no_memory();
+    for (int64_t i = 0; i < t->accumulation; i++)
+        MTP_TRY(mtp__rows_create(t->config->tokens_per_batch, K, &flight->rows[i]));
+    return MTP_OK;
+}
+
+static void close_flight(const mtp__trainer *t, mtp__flight *flight)
+{
+    for (int64_t i = 0; i < flight->held; i++) mtp_loader_release(t->loader, flight->batches[i]);
+    for (int64_t i = 0; flight->rows && i < t->accumulation; i++) mtp__rows_free(&flight->rows[i]);
+    free(flight->rows);
+    free(flight->batches);
+}
+
 static mtp_status open_step(mtp__trainer *t)
 {
     const int32_t K = (int32_t)t->config->num_speculative_steps;
     t->step_config = mtp__config_step(t->config);
     MTP_TRY(mtp__step_create(t->drafter, t->verifier, &t->step_config, MTP__STEP_TRAIN, &t->step));
-    t->rows = calloc((size_t)t->accumulation, sizeof *t->rows);
-    t->batches = calloc((size_t)t->accumulation, sizeof *t->batches);
-    if (!t->rows || !t->batches) return no_memory();
-    for (int64_t i = 0; i < t->accumulation; i++)
-        MTP_TRY(mtp__rows_create(t->config->tokens_per_batch, K, &t->rows[i]));
+    for (int64_t i = 0; i <= t->lag; i++) MTP_TRY(open_flight(t, K, &t->flights[i]));
     return MTP_OK;
 }
 
@@ -312,14 +326,11 @@ mtp_status mtp__trainer_connect(mtp__trainer *t)
 
 void mtp__trainer_close(mtp__trainer *t)
 {
-    for (int64_t i = 0; i < t->held; i++) mtp_loader_release(t->loader, t->batches[i]);
     mtp__buckets_free(t->buckets);
     if (t->ranks && t->device_comm != t->ranks->comm) mtp_comm_free(t->device_comm);
     mtp_evaluator_free(t->evaluator);
     mtp__step_free(t->step);
-    for (int64_t i = 0; t->rows && i < t->accumulation; i++) mtp__rows_free(&t->rows[i]);
-    free(t->rows);
-    free(t->batches);
+    for (int i = 0; i < MTP__FLIGHTS; i++) close_flight(t, &t->flights[i]);
     mtp__sample_list_free(&t->bad);
     mtp__optimizer_free(t->optimizer);
     mtp_loader_free(t->loader);

@@ -17,6 +17,16 @@ typedef struct mtp__position {
     int64_t epoch, batch; /* the next micro-batch, of all ranks together */
 } mtp__position;
 
+/* A step whose results are not read yet: what they are the results of, and what the device may still copy from. */
+typedef struct mtp__flight {
+    mtp__update update;
+    mtp__rows *rows;           /* [accumulation] */
+    const mtp_batch **batches; /* [accumulation] this rank's */
+    int64_t held;              /* of them */
+} mtp__flight;
+
+enum { MTP__FLIGHTS = 2 }; /* most steps launched whose results are not read */
+
 typedef struct mtp__trainer {
     const mtp_train_config *config;
     const mtp_logger *logger;
@@ -32,19 +42,19 @@ typedef struct mtp__trainer {
     mtp__optimizer *optimizer;
     mtp__schedule schedule; /* max_steps: all updates of the run */
     mtp_step_config step_config;
-    mtp__position begin;       /* where this process went on */
-    int64_t batches_left;      /* micro-batches from there to the end, of a run given in epochs; -1: given in steps */
-    int64_t accumulation;      /* micro-batches of an update on each rank */
-    mtp__rows *rows;           /* [accumulation] */
-    const mtp_batch **batches; /* [accumulation] of the update at hand, this rank's */
-    int64_t held;              /* of them */
-    mtp__sample_list bad;      /* samples of the last update, when it was bad; with several ranks those of all */
-    mtp_comm *device_comm;     /* for gradients and weights: that of the ranks, or between GPUs; NULL for one rank */
-    bool staged;               /* it takes host memory, and the device's is another */
-    mtp__buckets *buckets;     /* of the gradients; NULL for one rank */
-    mtp_plan *plan;            /* of the memory; NULL before it is made, and where device memory is that of the host */
-    bool holds_embedding;      /* of the verifier, on the device */
-    bool sharded_moments;      /* the optimizer has this rank's share of them only (zero_stage 1) */
+    mtp__position begin;  /* where this process went on */
+    int64_t batches_left; /* micro-batches from there to the end, of a run given in epochs; -1: given in steps */
+    int64_t accumulation; /* micro-batches of an update on each rank */
+    mtp__flight flights[MTP__FLIGHTS];
+    int64_t lag;            /* steps that may be launched before the results of one are read: 0 or 1 */
+    int64_t launched, read; /* steps, of this process; their difference is under way */
+    mtp__sample_list bad;   /* samples of the last step read, when it was bad; with several ranks those of all */
+    mtp_comm *device_comm;  /* for gradients and weights: that of the ranks, or between GPUs; NULL for one rank */
+    bool staged;            /* it takes host memory, and the device's is another */
+    mtp__buckets *buckets;  /* of the gradients; NULL for one rank */
+    mtp_plan *plan;         /* of the memory; NULL before it is made, and where device memory is that of the host */
+    bool holds_embedding;   /* of the verifier, on the device */
+    bool sharded_moments;   /* the optimizer has this rank's share of them only (zero_stage 1) */
 } mtp__trainer;
 
 typedef struct mtp__trainer_options {
@@ -65,12 +75,19 @@ void mtp__trainer_close(mtp__trainer *trainer); /* accepts a zeroed struct */
 /* A stable identity of the verifier's embedding and norm: shapes, dtype, the norm, some rows of the table. */
 uint64_t mtp__trainer_verifier_fingerprint(const mtp_verifier *verifier);
 
-/* One step on all ranks: micro-batches, gradients, clipping, AdamW. `done` are the steps before it. With W ranks
- * and accumulation A the update takes the next A * W micro-batches of the run (at the end of a run given in epochs
- * those that are left), number i of them on rank i mod W; a rank may have none. Counts, sums and gradients are those of
- * all ranks. `stop` on any rank: nothing is done on all, and update->stopped is true. When loss or
- * gradient norm are not finite, update->bad is set, trainer->bad names the samples of all ranks, and weights and
- * moments are those of before. */
-mtp_status mtp__trainer_update(mtp__trainer *trainer, int64_t done, bool stop, mtp__update *update);
+/* Steps are launched and their results read in the same order, one step late where the device works beside the host
+ * and nothing has to be agreed with other ranks (trainer->lag), else at once. */
+
+/* One step on all ranks: micro-batches, gradients, clipping, AdamW. `done` are the steps before it, those under way
+ * included. With W ranks and accumulation A the update takes the next A * W micro-batches of the run (at the end of a
+ * run given in epochs those that are left), number i of them on rank i mod W; a rank may have none. Counts, sums and
+ * gradients are those of all ranks. `stop` on any rank: nothing is done on all, and *stopped is true. At most
+ * trainer->lag steps may be under way already. */
+mtp_status mtp__trainer_launch(mtp__trainer *trainer, int64_t done, bool stop, bool *stopped);
+/* Steps under way. */
+int64_t mtp__trainer_flying(const mtp__trainer *trainer);
+/* The results of the oldest step under way. When loss or gradient norm are not finite, update->bad is set, trainer->bad
+ * names the samples of all ranks, and the step has left weights and moments as they were. */
+mtp_status mtp__trainer_read(mtp__trainer *trainer, mtp__update *update);
 
 #endif

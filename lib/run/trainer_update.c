@@ -17,23 +17,29 @@ static int64_t batches_of(const mtp__trainer *t, int64_t done)
     return own < t->accumulation ? own : t->accumulation;
 }
 
-static void release_batches(mtp__trainer *t)
+static mtp__flight *flight_of(mtp__trainer *t, int64_t step)
 {
-    for (int64_t i = 0; i < t->held; i++) mtp_loader_release(t->loader, t->batches[i]);
-    t->held = 0;
+    return &t->flights[step % (t->lag + 1)];
+}
+
+static void release_batches(mtp__trainer *t, mtp__flight *f)
+{
+    for (int64_t i = 0; i < f->held; i++) mtp_loader_release(t->loader, f->batches[i]);
+    f->held = 0;
 }
 
 /* Fetch every micro-batch first: the loss is normalised by counts over all of them, on all ranks. */
-static mtp_status fetch(mtp__trainer *t, int64_t done, mtp__update *u)
+static mtp_status fetch(mtp__trainer *t, int64_t done, mtp__flight *f)
 {
+    mtp__update *u = &f->update;
     const int64_t wanted = batches_of(t, done);
     for (int64_t i = 0; i < wanted; i++) {
-        MTP_TRY(mtp_loader_next(t->loader, &t->batches[i], &u->epoch, &u->batch));
-        t->held++;
-        MTP_TRY(mtp__rows_build(t->batches[i], MTP__ROWS_SUPERVISED, NULL, &t->rows[i]));
-        mtp__rows_count(&t->rows[i], u->counts);
-        u->rows += t->rows[i].num_rows;
-        u->tokens += t->batches[i]->document_end[t->batches[i]->num_documents - 1];
+        MTP_TRY(mtp_loader_next(t->loader, &f->batches[i], &u->epoch, &u->batch));
+        f->held++;
+        MTP_TRY(mtp__rows_build(f->batches[i], MTP__ROWS_SUPERVISED, NULL, &f->rows[i]));
+        mtp__rows_count(&f->rows[i], u->counts);
+        u->rows += f->rows[i].num_rows;
+        u->tokens += f->batches[i]->document_end[f->batches[i]->num_documents - 1];
     }
     return MTP_OK;
 }
@@ -47,16 +53,17 @@ typedef struct share {
 } share;
 
 /* Own counts become those of all ranks. `status`: how fetching went here. */
-static mtp_status share_counts(mtp__trainer *t, mtp_status status, bool stop, mtp__update *u)
+static mtp_status share_counts(mtp__trainer *t, mtp_status status, mtp__flight *f, bool *stop)
 {
+    mtp__update *u = &f->update;
     share own = {
-        .stop = stop, .epoch = u->epoch, .batch = t->held ? u->batch : -1, .rows = u->rows, .tokens = u->tokens};
+        .stop = *stop, .epoch = u->epoch, .batch = f->held ? u->batch : -1, .rows = u->rows, .tokens = u->tokens};
     memcpy(own.counts, u->counts, sizeof own.counts);
     MTP_TRY(mtp__ranks_exchange(t->ranks, status, &own, sizeof own));
     *u = (mtp__update){.step = u->step, .batch = -1};
     for (int rank = 0; rank < t->ranks->world_size; rank++) {
         const share *s = mtp__ranks_said(t->ranks, rank);
-        u->stopped = u->stopped || s->stop;
+        *stop = *stop || s->stop;
         if (s->batch >= 0 && (s->epoch > u->epoch || (s->epoch == u->epoch && s->batch > u->batch))) {
             u->epoch = s->epoch;
             u->batch = s->batch;
@@ -85,17 +92,17 @@ static void gradients_ready(void *user, int64_t final)
 }
 
 /* Sums and gradients of this rank's micro-batches. In the last of them the sum over ranks begins. */
-static mtp_status differentiate(mtp__trainer *t, mtp__update *u)
+static mtp_status differentiate(mtp__trainer *t, mtp__flight *f)
 {
     mtp_context *context = t->context;
     const mtp__step_watch watch = {.ready = gradients_ready, .user = t->buckets};
     mtp__step_sums sums[MTP_MAX_SPECULATIVE_STEPS];
     MTP_TRY(
         context->ops->memory_zero(context->device, t->drafter->grads, (size_t)t->drafter->num_grads * sizeof(float)));
-    for (int64_t i = 0; i < t->held; i++) {
-        mtp__step_set_watch(t->step, t->buckets && i + 1 == t->held ? &watch : NULL);
-        MTP_TRY(mtp__step_run(t->step, t->batches[i], &t->rows[i], u->counts, sums, NULL));
-        add_sums(u, sums, t->step_config.num_speculative_steps);
+    for (int64_t i = 0; i < f->held; i++) {
+        mtp__step_set_watch(t->step, t->buckets && i + 1 == f->held ? &watch : NULL);
+        MTP_TRY(mtp__step_run(t->step, f->batches[i], &f->rows[i], f->update.counts, sums, NULL));
+        add_sums(&f->update, sums, t->step_config.num_speculative_steps);
     }
     return MTP_OK;
 }
@@ -124,20 +131,20 @@ static mtp_status share_results(mtp__trainer *t, mtp_status status, mtp__update 
 }
 
 /* This rank's samples, behind those of `list`. */
-static mtp_status own_samples(const mtp__trainer *t, mtp__sample_list *list)
+static mtp_status own_samples(const mtp__flight *f, mtp__sample_list *list)
 {
-    for (int64_t i = 0; i < t->held; i++)
-        for (int64_t d = 0; d < t->batches[i]->num_documents; d++)
-            MTP_TRY(mtp__sample_list_add(list, t->batches[i]->document_sample[d]));
+    for (int64_t i = 0; i < f->held; i++)
+        for (int64_t d = 0; d < f->batches[i]->num_documents; d++)
+            MTP_TRY(mtp__sample_list_add(list, f->batches[i]->document_sample[d]));
     return MTP_OK;
 }
 
 /* Those of all ranks, into trainer->bad. Each says as many as the one with the most: -1 where it has no more. */
-static mtp_status note_samples(mtp__trainer *t)
+static mtp_status note_samples(mtp__trainer *t, const mtp__flight *f)
 {
     mtp__sample_list own = {0};
     int64_t most = 0;
-    mtp_status status = own_samples(t, &own);
+    mtp_status status = own_samples(f, &own);
     status = mtp__ranks_exchange(t->ranks, status, &own.count, sizeof own.count);
     for (int rank = 0; status == MTP_OK && rank < t->ranks->world_size; rank++) {
         const int64_t count = *(const int64_t *)mtp__ranks_said(t->ranks, rank);
@@ -152,15 +159,6 @@ static mtp_status note_samples(mtp__trainer *t)
             status = mtp__sample_list_add(&t->bad, samples[i]);
     }
     return status;
-}
-
-/* Is the step to be skipped: the one place that decides, when its gradients are complete and before anything is
- * changed. */
-static mtp_status judge(mtp__trainer *t, mtp__update *u)
-{
-    t->bad.count = 0;
-    u->bad = !isfinite(u->loss) || !isfinite(u->grad_norm);
-    return u->bad ? note_samples(t) : MTP_OK;
 }
 
 /* The values that each rank has updated, to all. */
@@ -179,26 +177,48 @@ static mtp_status share_values(mtp__trainer *t, mtp_status status)
     return MTP_OK;
 }
 
-static mtp_status update(mtp__trainer *t, int64_t done, bool stop, mtp__update *u)
+static mtp_status launch(mtp__trainer *t, int64_t done, mtp__flight *f, bool *stop)
 {
-    u->stopped = stop;
-    if (stop && t->ranks->world_size == 1) return MTP_OK; /* data that may not come is not waited for */
-    MTP_TRY(share_counts(t, fetch(t, done, u), stop, u));
-    if (u->stopped) return MTP_OK;
-    MTP_TRY(share_results(t, differentiate(t, u), u));
+    mtp__update *u = &f->update;
+    if (*stop && t->ranks->world_size == 1) return MTP_OK; /* data that may not come is not waited for */
+    MTP_TRY(share_counts(t, fetch(t, done, f), f, stop));
+    if (*stop) return MTP_OK;
+    MTP_TRY(share_results(t, differentiate(t, f), u));
     u->loss = mtp__step_total(&t->step_config, u->sums, u->counts);
     MTP_TRY(mtp__optimizer_grad_norm(t->optimizer, &u->grad_norm));
-    MTP_TRY(judge(t, u));
+    u->bad = !isfinite(u->loss) || !isfinite(u->grad_norm);
     if (u->bad) return MTP_OK;
     u->learning_rate = mtp__schedule_lr(&t->schedule, done);
     const double clip = mtp__optimizer_clip(&t->optimizer->config, u->grad_norm);
     return share_values(t, mtp__optimizer_step(t->optimizer, u->learning_rate, clip));
 }
 
-mtp_status mtp__trainer_update(mtp__trainer *t, int64_t done, bool stop, mtp__update *u)
+mtp_status mtp__trainer_launch(mtp__trainer *t, int64_t done, bool stop, bool *stopped)
 {
-    *u = (mtp__update){.step = done + 1};
-    const mtp_status status = mtp__plan_explain(t->plan, update(t, done, stop, u));
-    release_batches(t);
+    MTP_REQUIRE(mtp__trainer_flying(t) <= t->lag);
+    mtp__flight *f = flight_of(t, t->launched);
+    f->update = (mtp__update){.step = done + 1};
+    *stopped = stop;
+    MTP_TRY(mtp__plan_explain(t->plan, launch(t, done, f, stopped)));
+    if (*stopped)
+        release_batches(t, f);
+    else
+        t->launched++;
+    return MTP_OK;
+}
+
+int64_t mtp__trainer_flying(const mtp__trainer *t)
+{
+    return t->launched - t->read;
+}
+
+mtp_status mtp__trainer_read(mtp__trainer *t, mtp__update *update)
+{
+    MTP_REQUIRE(mtp__trainer_flying(t) > 0);
+    mtp__flight *f = flight_of(t, t->read++);
+    *update = f->update;
+    t->bad.count = 0;
+    const mtp_status status = update->bad ? note_samples(t, f) : MTP_OK;
+    release_batches(t, f);
     return status;
 }

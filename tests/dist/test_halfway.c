@@ -33,22 +33,29 @@ static void break_device(mtp_context *context, bool in_backward)
     context->ops = &broken;
 }
 
+static mtp_status update(mtp__trainer *trainer, int64_t done)
+{
+    mtp__update update;
+    bool stopped;
+    MTP_TRY(mtp__trainer_launch(trainer, done, false, &stopped));
+    return mtp__trainer_read(trainer, &update);
+}
+
 /* The program of a rank: two good updates; then the device of rank 1 breaks. */
 static mtp_status train(const char *config_path, bool in_backward, mtp__ranks *ranks, mtp__trainer *trainer,
                         mtp_train_config **config)
 {
     const char *const overrides[] = {"output_dir=unused", dist_budget(6)};
-    mtp__update update;
     MTP_TRY(mtp_train_config_load(config_path, overrides, 2, config));
     const mtp_comm_options comm = {.seconds = 100};
     MTP_TRY(mtp__ranks_open(&comm, ranks));
     const mtp__trainer_options options = {.ranks = ranks};
     MTP_TRY(mtp__trainer_open(*config, &options, trainer));
     MTP_TRY(mtp__trainer_connect(trainer));
-    for (int64_t step = 0; step < 2; step++) MTP_TRY(mtp__trainer_update(trainer, step, false, &update));
+    for (int64_t step = 0; step < 2; step++) MTP_TRY(update(trainer, step));
     if (ranks->rank == 1) break_device(trainer->context, in_backward);
-    MTP_TRY(mtp__trainer_update(trainer, 2, false, &update));
-    return mtp__trainer_update(trainer, 3, false, &update);
+    MTP_TRY(update(trainer, 2));
+    return update(trainer, 3);
 }
 
 static int be_a_rank(const char *config_path, bool in_backward)
