@@ -28,55 +28,130 @@ mtp_status mtp__check_axpy(const char *op, const mtp_axpy_args *a)
     return check_pair(op, "x", &a->x, "y", &a->y, MTP_F32);
 }
 
+/* ---- linear layers ----------------------------------------------------------------------------------------------- */
+
+/* An output that is stored, or F32 when it is added to. */
+static int output_as(const mtp_view *view, mtp_write write, mtp_dtype stored)
+{
+    return write == MTP_ACCUMULATE ? (int)MTP_F32 : mtp__stored_as(view, stored);
+}
+
+mtp_status mtp__check_linear_fwd(const char *op, const mtp_linear_args *a, mtp_dtype stored)
+{
+    MTP__CHECK(op, x, MTP__REAL, -1, -1);
+    MTP__CHECK(op, w, MTP__REAL, -1, a->x.shape[1]);
+    MTP__CHECK(op, y, output_as(&a->y, a->write, stored), a->x.shape[0], a->w.shape[0]);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_linear_dx(const char *op, const mtp_linear_args *a, mtp_dtype stored)
+{
+    MTP__CHECK(op, x, output_as(&a->x, a->write, stored), -1, -1);
+    MTP__CHECK(op, w, MTP__REAL, -1, a->x.shape[1]);
+    MTP__CHECK(op, y, mtp__stored_as(&a->y, stored), a->x.shape[0], a->w.shape[0]);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_linear_dw(const char *op, const mtp_linear_args *a, mtp_dtype stored)
+{
+    MTP__CHECK(op, x, MTP__REAL, -1, -1);
+    MTP__CHECK(op, w, MTP_F32, -1, a->x.shape[1]);
+    MTP__CHECK(op, y, mtp__stored_as(&a->y, stored), a->x.shape[0], a->w.shape[0]);
+    return MTP_OK;
+}
+
 /* ---- norms ------------------------------------------------------------------------------------------------------- */
 
-mtp_status mtp__check_rmsnorm_fwd(const char *op, const mtp_rmsnorm_args *a)
+/* Two views that may be one must then have one dtype: a row is read after parts of it were written. */
+static mtp_status check_alias(const char *op, const char *to_name, const mtp_view *to, const char *from_name,
+                              const mtp_view *from)
+{
+    if (!to->data || to->data != from->data || to->dtype == from->dtype) return MTP_OK;
+    return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s is %s and in the place of %s, which is %s; use memory of its own", op,
+                    to_name, mtp_dtype_name(to->dtype), from_name, mtp_dtype_name(from->dtype));
+}
+
+/* RoPE behind a norm: x has the dtype of the stored views, and each row of cos the same number of rows of x. */
+static mtp_status check_norm_rope(const char *op, const mtp_rmsnorm_args *a, mtp_dtype dtype)
+{
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
+    MTP__CHECK(op, x, dtype, rows, width);
+    if (width % 2 != 0)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: x has heads of width %lld; with cos it must be even", op,
+                        (long long)width);
+    MTP__CHECK(op, cos, MTP_F32, -1, width / 2);
+    MTP__CHECK(op, sin, MTP_F32, a->cos.shape[0], width / 2);
+    if (rows % a->cos.shape[0] != 0)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: x has %lld rows, cos %lld; each row of cos must belong to the same number",
+                        op, (long long)rows, (long long)a->cos.shape[0]);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_rmsnorm_fwd(const char *op, const mtp_rmsnorm_args *a, mtp_dtype stored)
 {
     const int64_t rows = a->x.shape[0], width = a->x.shape[1];
     MTP__CHECK(op, x, MTP__REAL, -1, -1);
     MTP__CHECK_OPTIONAL(op, w, MTP__REAL, width);
-    MTP__CHECK(op, y, MTP_F32, rows, width);
+    MTP__CHECK(op, y, mtp__stored_as(&a->y, stored), rows, width);
     MTP__CHECK_OPTIONAL(op, rstd, MTP_F32, rows);
-    return MTP_OK;
+    if (a->cos.data) MTP_TRY(check_norm_rope(op, a, a->y.dtype));
+    return check_alias(op, "y", &a->y, "x", &a->x);
 }
 
-mtp_status mtp__check_rmsnorm_bwd(const char *op, const mtp_rmsnorm_args *a)
+mtp_status mtp__check_rmsnorm_bwd(const char *op, const mtp_rmsnorm_args *a, mtp_dtype stored)
 {
     const int64_t rows = a->x.shape[0], width = a->x.shape[1];
     MTP__CHECK(op, x, MTP__REAL, -1, -1);
     MTP__CHECK_OPTIONAL(op, w, MTP__REAL, width);
     MTP__CHECK(op, rstd, MTP_F32, rows);
-    MTP__CHECK(op, dy, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, rows, width);
+    MTP__CHECK(op, dy, mtp__stored_as(&a->dy, stored), rows, width);
+    MTP__CHECK_OPTIONAL(op, dx, a->cos.data ? (int)a->dy.dtype : output_as(&a->dx, a->dx_write, stored), rows, width);
     MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
-    if (a->dx.data && (a->dx.data == a->dy.data || a->dx.data == a->x.data) && a->dx_write == MTP_ACCUMULATE)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: dx may be %s only when it is overwritten", op,
-                        a->dx.data == a->dy.data ? "dy" : "x");
-    return MTP_OK;
+    if (a->cos.data) MTP_TRY(check_norm_rope(op, a, a->dy.dtype));
+    if (a->dx.data && a->dx_write == MTP_ACCUMULATE) {
+        if (a->dx.data == a->dy.data || a->dx.data == a->x.data)
+            return MTP_FAIL(MTP_E_ARGUMENT, "%s: dx may be %s only when it is overwritten", op,
+                            a->dx.data == a->dy.data ? "dy" : "x");
+        if (a->cos.data) return MTP_FAIL(MTP_E_ARGUMENT, "%s: with cos dx is overwritten, not added to", op);
+    }
+    MTP_TRY(check_alias(op, "dx", &a->dx, "dy", &a->dy));
+    return check_alias(op, "dx", &a->dx, "x", &a->x);
 }
 
-mtp_status mtp__check_residual_norm_fwd(const char *op, const mtp_residual_norm_args *a)
+mtp_status mtp__check_residual_norm_fwd(const char *op, const mtp_residual_norm_args *a, mtp_dtype stored)
 {
     const int64_t rows = a->x.shape[0], width = a->x.shape[1];
-    MTP__CHECK(op, x, MTP_F32, -1, -1);
+    MTP__CHECK(op, x, mtp__stored_as(&a->x, stored), -1, -1);
     MTP__CHECK(op, residual, MTP_F32, rows, width);
     MTP__CHECK(op, w, MTP__REAL, width);
     MTP__CHECK_OPTIONAL(op, scalar, MTP_F32, 1);
     MTP__CHECK(op, y, MTP_F32, rows, width);
     MTP__CHECK(op, rstd, MTP_F32, rows);
-    return MTP_OK;
+    if (a->next_w.data) {
+        MTP__CHECK(op, next_w, MTP__REAL, width);
+        MTP__CHECK(op, next_y, a->x.dtype, rows, width);
+        MTP__CHECK(op, next_rstd, MTP_F32, rows);
+    }
+    return check_alias(op, "y", &a->y, "x", &a->x);
 }
 
-mtp_status mtp__check_residual_norm_bwd(const char *op, const mtp_residual_norm_args *a)
+mtp_status mtp__check_residual_norm_bwd(const char *op, const mtp_residual_norm_args *a, mtp_dtype stored)
 {
     const int64_t rows = a->x.shape[0], width = a->x.shape[1];
-    MTP__CHECK(op, x, MTP_F32, -1, -1);
+    MTP__CHECK(op, x, mtp__stored_as(&a->x, stored), -1, -1);
     MTP__CHECK(op, w, MTP__REAL, width);
     MTP__CHECK_OPTIONAL(op, scalar, MTP_F32, 1);
     MTP__CHECK(op, rstd, MTP_F32, rows);
-    MTP__CHECK(op, dy, MTP_F32, rows, width);
+    if (a->next_w.data) {
+        MTP__CHECK(op, next_w, MTP__REAL, width);
+        MTP__CHECK(op, y, MTP_F32, rows, width);
+        MTP__CHECK(op, next_rstd, MTP_F32, rows);
+        MTP__CHECK(op, next_dy, a->x.dtype, rows, width);
+        MTP__CHECK_OPTIONAL(op, next_dw, MTP_F32, width);
+    }
+    if (!a->next_w.data || a->dy.data) MTP__CHECK(op, dy, MTP_F32, rows, width);
     MTP__CHECK_OPTIONAL(op, dresidual, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dx, MTP_F32, rows, width);
+    MTP__CHECK_OPTIONAL(op, dx, a->x.dtype, rows, width);
     MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
     MTP__CHECK_OPTIONAL(op, dscalar, MTP_F32, 1);
     if (a->dscalar.data) MTP__CHECK(op, residual, MTP_F32, rows, width);
@@ -87,24 +162,40 @@ mtp_status mtp__check_residual_norm_bwd(const char *op, const mtp_residual_norm_
 
 /* ---- MLP --------------------------------------------------------------------------------------------------------- */
 
-mtp_status mtp__check_geglu_fwd(const char *op, const mtp_geglu_args *a)
+mtp_status mtp__check_geglu_fwd(const char *op, const mtp_geglu_args *a, mtp_dtype stored)
 {
     const int64_t rows = a->gate.shape[0], width = a->gate.shape[1];
-    MTP__CHECK(op, gate, MTP_F32, -1, -1);
-    MTP__CHECK(op, up, MTP_F32, rows, width);
-    MTP__CHECK(op, y, MTP_F32, rows, width);
+    const int dtype = mtp__stored_as(&a->gate, stored);
+    MTP__CHECK(op, gate, dtype, -1, -1);
+    MTP__CHECK(op, up, dtype, rows, width);
+    MTP__CHECK(op, y, dtype, rows, width);
     return MTP_OK;
 }
 
-mtp_status mtp__check_geglu_bwd(const char *op, const mtp_geglu_args *a)
+mtp_status mtp__check_geglu_bwd(const char *op, const mtp_geglu_args *a, mtp_dtype stored)
 {
     const int64_t rows = a->gate.shape[0], width = a->gate.shape[1];
-    MTP__CHECK(op, gate, MTP_F32, -1, -1);
-    MTP__CHECK(op, up, MTP_F32, rows, width);
-    MTP__CHECK(op, dy, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, y, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dgate, MTP_F32, rows, width);
-    MTP__CHECK_OPTIONAL(op, dup, MTP_F32, rows, width);
+    const int dtype = mtp__stored_as(&a->gate, stored);
+    MTP__CHECK(op, gate, dtype, -1, -1);
+    MTP__CHECK(op, up, dtype, rows, width);
+    MTP__CHECK(op, dy, dtype, rows, width);
+    MTP__CHECK_OPTIONAL(op, y, dtype, rows, width);
+    MTP__CHECK_OPTIONAL(op, dgate, dtype, rows, width);
+    MTP__CHECK_OPTIONAL(op, dup, dtype, rows, width);
+    return MTP_OK;
+}
+
+/* ---- rotary embedding -------------------------------------------------------------------------------------------- */
+
+mtp_status mtp__check_rope(const char *op, const mtp_rope_args *a, mtp_dtype stored)
+{
+    const int64_t rows = a->x.shape[0], heads = a->x.shape[1], width = a->x.shape[2];
+    MTP__CHECK(op, x, mtp__stored_as(&a->x, stored), -1, -1, -1);
+    if (width % 2 != 0)
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: x has heads of width %lld; it must be even", op, (long long)width);
+    MTP__CHECK(op, cos, MTP_F32, rows, width / 2);
+    MTP__CHECK(op, sin, MTP_F32, rows, width / 2);
+    MTP__CHECK(op, y, a->x.dtype, rows, heads, width);
     return MTP_OK;
 }
 

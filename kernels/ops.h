@@ -96,13 +96,16 @@ typedef struct mtp_linear_args {
 
 /* RMSNorm over the last axis (no +1 on the weight): y = x * rstd * w, rstd = (mean(x^2) + eps)^(-1/2).
  * Backward, d the width: dx = rstd * (w dy) - x * rstd^3 / d * sum(x w dy); dw = sum over rows of x rstd dy.
- * Heads are rows: pass [R * NH, D]. */
+ * Heads are rows: pass [R * NH, D]. With cos and sin, which have a row for every NH rows of x, RoPE (mtp_rope_args)
+ * follows: y = RoPE(RMSNorm(x; w)), and dy is the gradient of that. */
 typedef struct mtp_rmsnorm_args {
     mtp_view x;    /* real [R, D] */
     mtp_view w;    /* real [D]; data NULL: no weight */
     mtp_view y;    /* stored [R, D]; fwd: output, may be x itself when both have one dtype; bwd: not used */
     mtp_view rstd; /* F32 [R]; fwd: output (optional); bwd: input */
     float eps;
+    mtp_view cos; /* F32 [R / NH, D/2]; data NULL: no RoPE. With it x, y, dy and dx are stored and of one dtype */
+    mtp_view sin;
     mtp_view dy; /* bwd: stored [R, D] */
     mtp_view dx; /* bwd: F32, or stored when overwritten, [R, D], optional; overwritten, it may be dy itself, or x
                     itself, where it has the same dtype */
@@ -113,16 +116,23 @@ typedef struct mtp_rmsnorm_args {
 } mtp_rmsnorm_args;
 
 /* y = scalar * (residual + RMSNorm(x; w)): a Gemma post-norm with its residual, and the layer_scalar that ends a layer.
- * Backward: dresidual = scalar dy; dx = RMSNorm'(scalar dy); dscalar = sum dy (residual + RMSNorm(x; w)). */
+ * Backward: dresidual = scalar dy; dx = RMSNorm'(scalar dy); dscalar = sum dy (residual + RMSNorm(x; w)).
+ * With next_w the norm that reads y is computed as well: next_y = RMSNorm(y; next_w). Backward: what stands for dy
+ * above is then dy + RMSNorm'(next_dy), and y is an input. */
 typedef struct mtp_residual_norm_args {
     mtp_view residual; /* F32 [R, D] */
     mtp_view x;        /* stored [R, D] */
     mtp_view w;        /* real [D] */
     mtp_view scalar;   /* F32 [1]; data NULL: 1 */
-    mtp_view y;        /* F32 [R, D]; fwd: output, may be residual, or x where it is F32 */
+    mtp_view y;        /* F32 [R, D]; fwd: output, may be residual, or x where it is F32; bwd: input with next_w */
     mtp_view rstd;     /* F32 [R]; fwd: output; bwd: input */
     float eps;
-    mtp_view dy;        /* bwd: F32 [R, D] */
+    mtp_view next_w;    /* real [D]; data NULL: no next norm, and the views of it are not used */
+    mtp_view next_y;    /* stored [R, D]; fwd: output */
+    mtp_view next_rstd; /* F32 [R]; fwd: output; bwd: input */
+    mtp_view next_dy;   /* bwd: stored [R, D] */
+    mtp_view next_dw;   /* bwd: F32 [D], optional; written as dw_write says */
+    mtp_view dy;        /* bwd: F32 [R, D]; with next_w optional: data NULL is zero */
     mtp_view dresidual; /* bwd: F32 [R, D], optional; may be dy itself when dresidual_write is MTP_OVERWRITE */
     mtp_view dx;        /* bwd: the dtype of x, [R, D], optional, overwritten; may be x itself */
     mtp_view dw;        /* bwd: F32 [D], optional */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "check_args.h"
 #include "cpu/cpu.h"
 
 /* ---- how to cut C[rows, cols] ------------------------------------------------------------------------------------ */
@@ -213,12 +214,8 @@ static mtp_status run_product(const char *op, product *p, const mtp_view *b, con
     return MTP_OK;
 }
 
-static mtp_status check(const char *op, const mtp_linear_args *a, bool x_real, bool w_real)
+static mtp_status check_sizes(const char *op, const mtp_linear_args *a)
 {
-    const int64_t rows = a->x.shape[0], in = a->x.shape[1], out = a->w.shape[0];
-    MTP__CHECK(op, x, x_real ? MTP__REAL : MTP_F32, -1, -1);
-    MTP__CHECK(op, w, w_real ? MTP__REAL : MTP_F32, -1, in);
-    MTP__CHECK(op, y, MTP_F32, rows, out);
     const mtp_view *views[3] = {&a->x, &a->w, &a->y};
     for (int i = 0; i < 3; i++)
         if (views[i]->shape[0] > INT32_MAX / 2 || views[i]->stride[0] > INT32_MAX || views[i]->shape[1] > INT32_MAX / 2)
@@ -260,7 +257,8 @@ size_t mtp__cpu_linear_fwd_scratch(const mtp_device *device, const mtp_linear_ar
 
 mtp_status mtp__cpu_linear_fwd(mtp_device *device, const mtp_linear_args *a)
 {
-    MTP_TRY(check("linear_fwd", a, true, true));
+    MTP_TRY(mtp__check_linear_fwd("linear_fwd", a, MTP_F32));
+    MTP_TRY(check_sizes("linear_fwd", a));
     product p = forward(device, a);
     return run_product("linear_fwd", &p, &a->w, &a->scratch);
 }
@@ -274,7 +272,8 @@ size_t mtp__cpu_linear_dx_scratch(const mtp_device *device, const mtp_linear_arg
 
 mtp_status mtp__cpu_linear_dx(mtp_device *device, const mtp_linear_args *a)
 {
-    MTP_TRY(check("linear_dx", a, false, true));
+    MTP_TRY(mtp__check_linear_dx("linear_dx", a, MTP_F32));
+    MTP_TRY(check_sizes("linear_dx", a));
     product p = input_gradient(device, a);
     return run_product("linear_dx", &p, &a->w, &a->scratch);
 }
@@ -329,7 +328,8 @@ static void weight_tile(const mtp_device *device, const mtp_linear_args *a, cons
 
 mtp_status mtp__cpu_linear_dw(mtp_device *device, const mtp_linear_args *a)
 {
-    MTP_TRY(check("linear_dw", a, true, false));
+    MTP_TRY(mtp__check_linear_dw("linear_dw", a, MTP_F32));
+    MTP_TRY(check_sizes("linear_dw", a));
     MTP_TRY(mtp__check_scratch("linear_dw", &a->scratch, mtp__cpu_linear_dw_scratch(device, a)));
     const tiling t = cut_weights(device, a);
     const int64_t tiles = t.row_tiles * t.col_tiles, size = converted_size(a, &t);

@@ -6,7 +6,7 @@
 mtp_status mtp__cpu_geglu_fwd(mtp_device *device, const mtp_geglu_args *a)
 {
     const char *op = "geglu_fwd";
-    MTP_TRY(mtp__check_geglu_fwd(op, a));
+    MTP_TRY(mtp__check_geglu_fwd(op, a, MTP_F32));
     const int64_t rows = a->gate.shape[0], width = a->gate.shape[1];
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t r = 0; r < rows; r++)
@@ -17,7 +17,7 @@ mtp_status mtp__cpu_geglu_fwd(mtp_device *device, const mtp_geglu_args *a)
 mtp_status mtp__cpu_geglu_bwd(mtp_device *device, const mtp_geglu_args *a)
 {
     const char *op = "geglu_bwd";
-    MTP_TRY(mtp__check_geglu_bwd(op, a));
+    MTP_TRY(mtp__check_geglu_bwd(op, a, MTP_F32));
     const int64_t rows = a->gate.shape[0], width = a->gate.shape[1];
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t r = 0; r < rows; r++)

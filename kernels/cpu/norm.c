@@ -1,5 +1,6 @@
-/* RMSNorm, and the post-norm with its residual (formulas: ops.h). Rows are independent; weight gradients are summed
- * over fixed chunks of 64 rows, and the chunks in order, so threads do not matter. */
+/* RMSNorm, alone or with RoPE behind it, and the post-norm with its residual, alone or with the norm that reads its
+ * result (formulas: ops.h). Rows are independent; weight gradients are summed over fixed chunks of 64 rows, and the
+ * chunks in order, so threads do not matter. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -28,6 +29,30 @@ static const float *weight_piece(const mtp__vec *vec, const mtp_view *w, int64_t
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
+/* y = x rstd w; returns rstd. */
+static float normalize(const mtp__vec *vec, float *y, const float *x, const mtp_view *w, int64_t width, float eps)
+{
+    const float rstd = reciprocal_rms(vec, x, width, eps);
+    if (!w->data) {
+        vec->scale(y, rstd, x, width);
+        return rstd;
+    }
+    float piece[PIECE];
+    for (int64_t i = 0; i < width; i += PIECE) {
+        const int64_t count = width - i < PIECE ? width - i : PIECE;
+        vec->mul(y + i, x + i, weight_piece(vec, w, i, count, piece), rstd, count);
+    }
+    return rstd;
+}
+
+/* to = RoPE of row r of the op, or its inverse with sign -1; `to` may be `from`. */
+static void rotate_row(const mtp__vec *vec, const mtp_rmsnorm_args *a, float *to, const float *from, int64_t r,
+                       float sign)
+{
+    const int64_t at = r / (a->x.shape[0] / a->cos.shape[0]);
+    vec->rotate(to, from, mtp__row(&a->cos, at), mtp__row(&a->sin, at), sign, a->x.shape[1] / 2);
+}
+
 static void norm_row(const mtp__vec *vec, const mtp_rmsnorm_args *a, int64_t r)
 {
     const int64_t width = a->x.shape[1];
@@ -37,23 +62,15 @@ static void norm_row(const mtp__vec *vec, const mtp_rmsnorm_args *a, int64_t r)
         x = mtp__row(&a->x, r);
     else
         vec->to_f32(y, mtp__row_any(&a->x, r), a->x.dtype, width);
-    const float rstd = reciprocal_rms(vec, x, width, a->eps);
+    const float rstd = normalize(vec, y, x, &a->w, width, a->eps);
     if (a->rstd.data) ((float *)a->rstd.data)[r] = rstd;
-    if (!a->w.data) {
-        vec->scale(y, rstd, x, width);
-        return;
-    }
-    float piece[PIECE];
-    for (int64_t i = 0; i < width; i += PIECE) {
-        const int64_t count = width - i < PIECE ? width - i : PIECE;
-        vec->mul(y + i, x + i, weight_piece(vec, &a->w, i, count, piece), rstd, count);
-    }
+    if (a->cos.data) rotate_row(vec, a, y, y, r, 1.0f);
 }
 
 mtp_status mtp__cpu_rmsnorm_fwd(mtp_device *device, const mtp_rmsnorm_args *a)
 {
     const char *op = "rmsnorm_fwd";
-    MTP_TRY(mtp__check_rmsnorm_fwd(op, a));
+    MTP_TRY(mtp__check_rmsnorm_fwd(op, a, MTP_F32));
     const int64_t rows = a->x.shape[0];
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t r = 0; r < rows; r++) norm_row(device->vec, a, r);
@@ -72,12 +89,14 @@ static void residual_norm_row(const mtp__vec *vec, const mtp_residual_norm_args 
         const int64_t count = width - i < PIECE ? width - i : PIECE;
         vec->add_mul(y + i, residual + i, x + i, weight_piece(vec, &a->w, i, count, piece), rstd, scalar, count);
     }
+    if (a->next_w.data)
+        ((float *)a->next_rstd.data)[r] = normalize(vec, mtp__row(&a->next_y, r), y, &a->next_w, width, a->eps);
 }
 
 mtp_status mtp__cpu_residual_norm_fwd(mtp_device *device, const mtp_residual_norm_args *a)
 {
     const char *op = "residual_norm_fwd";
-    MTP_TRY(mtp__check_residual_norm_fwd(op, a));
+    MTP_TRY(mtp__check_residual_norm_fwd(op, a, MTP_F32));
     const int64_t rows = a->x.shape[0];
     const float scalar = a->scalar.data ? *(const float *)a->scalar.data : 1.0f;
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
@@ -87,25 +106,36 @@ mtp_status mtp__cpu_residual_norm_fwd(mtp_device *device, const mtp_residual_nor
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* What the backward of both ops needs in scratch: the weight as fp32 (ones when there is none), a sum of the weight
- * gradient and of the scalar's for each chunk of rows, and two rows for each thread. */
+/* What the backward of both ops needs in scratch: the weights as fp32 (ones when there is none), a sum of each weight
+ * gradient and of the scalar's for each chunk of rows, and some rows for each thread. */
+enum { THREAD_ROWS = 3 };
 typedef struct backward_scratch {
-    float *w, *dw, *rows;
+    float *w, *dw, *next_w, *next_dw, *rows;
     double *dscalar;
     int64_t num_chunks, row_size;
     size_t total;
 } backward_scratch;
 
-static backward_scratch lay_out(const mtp_device *device, int64_t rows, int64_t width, void *base)
+static backward_scratch lay_out(const mtp_device *device, int64_t rows, int64_t width, bool next, void *base)
 {
     mtp__carver carver = {.base = base};
     backward_scratch s = {.num_chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS, .row_size = (width + 15) / 16 * 16};
     s.w = mtp__carve(&carver, width, sizeof(float));
     s.dw = mtp__carve(&carver, s.num_chunks * s.row_size, sizeof(float));
+    if (next) {
+        s.next_w = mtp__carve(&carver, width, sizeof(float));
+        s.next_dw = mtp__carve(&carver, s.num_chunks * s.row_size, sizeof(float));
+    }
     s.dscalar = mtp__carve(&carver, s.num_chunks, sizeof(double));
-    s.rows = mtp__carve(&carver, 2 * device->num_threads * s.row_size, sizeof(float));
+    s.rows = mtp__carve(&carver, THREAD_ROWS * device->num_threads * s.row_size, sizeof(float));
     s.total = carver.used;
     return s;
+}
+
+/* Row i of the calling thread. */
+static float *thread_row(const backward_scratch *s, int i)
+{
+    return s->rows + (THREAD_ROWS * omp_get_thread_num() + i) * s->row_size;
 }
 
 static void load_weight(const mtp__vec *vec, const mtp_view *w, int64_t width, float *to)
@@ -117,7 +147,8 @@ static void load_weight(const mtp__vec *vec, const mtp_view *w, int64_t width, f
 }
 
 /* dw (+)= the sum of the chunks, in order */
-static void add_chunks(const mtp_device *device, const backward_scratch *s, const mtp_view *dw, mtp_write write)
+static void add_chunks(const mtp_device *device, const backward_scratch *s, float *sums, const mtp_view *dw,
+                       mtp_write write)
 {
     enum { columns = 64 };
     const int64_t width = dw->shape[0];
@@ -125,8 +156,8 @@ static void add_chunks(const mtp_device *device, const backward_scratch *s, cons
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t i = 0; i < width; i += columns) {
         const int64_t count = width - i < columns ? width - i : columns;
-        float *sum = s->dw + i, *to = (float *)dw->data + i;
-        for (int64_t c = 1; c < s->num_chunks; c++) vec->axpy(sum, 1.0f, s->dw + c * s->row_size + i, count);
+        float *sum = sums + i, *to = (float *)dw->data + i;
+        for (int64_t c = 1; c < s->num_chunks; c++) vec->axpy(sum, 1.0f, sums + c * s->row_size + i, count);
         if (write == MTP_ACCUMULATE)
             vec->axpy(to, 1.0f, sum, count);
         else
@@ -154,10 +185,14 @@ static void rmsnorm_chunk(const mtp_device *device, const mtp_rmsnorm_args *a, c
     const mtp__vec *vec = device->vec;
     const int64_t rows = a->x.shape[0], width = a->x.shape[1], first = chunk * CHUNK_ROWS;
     float *dw = s->dw + chunk * s->row_size;
-    float *converted = s->rows + 2 * omp_get_thread_num() * s->row_size, *spare = converted + s->row_size;
+    float *converted = thread_row(s, 0), *spare = thread_row(s, 1), *turned = thread_row(s, 2);
     memset(dw, 0, (size_t)width * sizeof *dw);
     for (int64_t r = first; r < rows && r < first + CHUNK_ROWS; r++) {
         const float *x = converted, *dy = mtp__row(&a->dy, r);
+        if (a->cos.data) {
+            rotate_row(vec, a, turned, dy, r, -1.0f);
+            dy = turned;
+        }
         if (a->x.dtype == MTP_F32)
             x = mtp__row(&a->x, r);
         else
@@ -172,21 +207,37 @@ static void rmsnorm_chunk(const mtp_device *device, const mtp_rmsnorm_args *a, c
 
 size_t mtp__cpu_rmsnorm_bwd_scratch(const mtp_device *device, const mtp_rmsnorm_args *a)
 {
-    return lay_out(device, a->x.shape[0], a->x.shape[1], NULL).total;
+    return lay_out(device, a->x.shape[0], a->x.shape[1], false, NULL).total;
 }
 
 mtp_status mtp__cpu_rmsnorm_bwd(mtp_device *device, const mtp_rmsnorm_args *a)
 {
     const char *op = "rmsnorm_bwd";
-    MTP_TRY(mtp__check_rmsnorm_bwd(op, a));
+    MTP_TRY(mtp__check_rmsnorm_bwd(op, a, MTP_F32));
     const int64_t rows = a->x.shape[0], width = a->x.shape[1];
-    const backward_scratch s = lay_out(device, rows, width, a->scratch.data);
+    const backward_scratch s = lay_out(device, rows, width, false, a->scratch.data);
     MTP_TRY(mtp__check_scratch(op, &a->scratch, s.total));
     load_weight(device->vec, &a->w, width, s.w);
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t chunk = 0; chunk < s.num_chunks; chunk++) rmsnorm_chunk(device, a, &s, chunk);
-    if (a->dw.data) add_chunks(device, &s, &a->dw, a->dw_write);
+    if (a->dw.data) add_chunks(device, &s, s.dw, &a->dw, a->dw_write);
     return MTP_OK;
+}
+
+/* dy of a row, or with a next norm dy plus what comes through that, in a row of the thread. */
+static const float *gradient_of_y(const mtp__vec *vec, const mtp_residual_norm_args *a, const backward_scratch *s,
+                                  float *next_dw, int64_t r)
+{
+    const int64_t width = a->x.shape[1];
+    if (!a->next_w.data) return mtp__row(&a->dy, r);
+    const float *y = mtp__row(&a->y, r), *next_dy = mtp__row(&a->next_dy, r);
+    const float next_rstd = ((const float *)a->next_rstd.data)[r];
+    float *total = thread_row(s, 0);
+    if (a->next_dw.data) vec->mul_add(next_dw, y, next_dy, next_rstd, width);
+    input_gradient_row(vec, total, MTP_OVERWRITE, y, s->next_w, next_dy, next_rstd, 1.0f,
+                       vec->dot3(y, s->next_w, next_dy, width), width, NULL);
+    if (a->dy.data) vec->axpy(total, 1.0f, mtp__row(&a->dy, r), width);
+    return total;
 }
 
 /* One chunk of rows; dresidual comes last, because it may be dy. */
@@ -195,11 +246,12 @@ static void residual_norm_chunk(const mtp_device *device, const mtp_residual_nor
 {
     const mtp__vec *vec = device->vec;
     const int64_t rows = a->x.shape[0], width = a->x.shape[1], first = chunk * CHUNK_ROWS;
-    float *dw = s->dw + chunk * s->row_size;
+    float *dw = s->dw + chunk * s->row_size, *next_dw = s->next_dw + chunk * s->row_size;
     memset(dw, 0, (size_t)width * sizeof *dw);
+    memset(next_dw, 0, (size_t)width * sizeof *next_dw);
     double dscalar = 0;
     for (int64_t r = first; r < rows && r < first + CHUNK_ROWS; r++) {
-        const float *x = mtp__row(&a->x, r), *dy = mtp__row(&a->dy, r);
+        const float *x = mtp__row(&a->x, r), *dy = gradient_of_y(vec, a, s, next_dw, r);
         const float rstd = ((const float *)a->rstd.data)[r];
         const float product = vec->dot3(x, s->w, dy, width);
         if (a->dscalar.data)
@@ -219,20 +271,22 @@ static void residual_norm_chunk(const mtp_device *device, const mtp_residual_nor
 
 size_t mtp__cpu_residual_norm_bwd_scratch(const mtp_device *device, const mtp_residual_norm_args *a)
 {
-    return lay_out(device, a->x.shape[0], a->x.shape[1], NULL).total;
+    return lay_out(device, a->x.shape[0], a->x.shape[1], true, NULL).total;
 }
 
 mtp_status mtp__cpu_residual_norm_bwd(mtp_device *device, const mtp_residual_norm_args *a)
 {
     const char *op = "residual_norm_bwd";
-    MTP_TRY(mtp__check_residual_norm_bwd(op, a));
-    const backward_scratch s = lay_out(device, a->x.shape[0], a->x.shape[1], a->scratch.data);
+    MTP_TRY(mtp__check_residual_norm_bwd(op, a, MTP_F32));
+    const backward_scratch s = lay_out(device, a->x.shape[0], a->x.shape[1], true, a->scratch.data);
     MTP_TRY(mtp__check_scratch(op, &a->scratch, s.total));
     load_weight(device->vec, &a->w, a->x.shape[1], s.w);
+    if (a->next_w.data) load_weight(device->vec, &a->next_w, a->x.shape[1], s.next_w);
     const float scalar = a->scalar.data ? *(const float *)a->scalar.data : 1.0f;
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t chunk = 0; chunk < s.num_chunks; chunk++) residual_norm_chunk(device, a, &s, scalar, chunk);
-    if (a->dw.data) add_chunks(device, &s, &a->dw, a->dw_write);
+    if (a->dw.data) add_chunks(device, &s, s.dw, &a->dw, a->dw_write);
+    if (a->next_w.data && a->next_dw.data) add_chunks(device, &s, s.next_dw, &a->next_dw, a->dw_write);
     if (a->dscalar.data) {
         double total = a->dscalar_write == MTP_ACCUMULATE ? (double)*(const float *)a->dscalar.data : 0.0;
         for (int64_t chunk = 0; chunk < s.num_chunks; chunk++) total += s.dscalar[chunk];

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "check.h"
+#include "check_args.h"
 #include "cpu/cpu.h"
 
 enum { POSITION_MOST = 1 << 24 }; /* fp32 holds every integer up to here */
@@ -35,12 +36,7 @@ mtp_status mtp__cpu_rope_table(mtp_device *device, const mtp_rope_table_args *a)
 static mtp_status rotate(mtp_device *device, const char *op, const mtp_rope_args *a, float sign)
 {
     const int64_t rows = a->x.shape[0], heads = a->x.shape[1], width = a->x.shape[2];
-    MTP__CHECK(op, x, MTP_F32, -1, -1, -1);
-    if (width % 2 != 0)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: x has heads of width %lld; it must be even", op, (long long)width);
-    MTP__CHECK(op, cos, MTP_F32, rows, width / 2);
-    MTP__CHECK(op, sin, MTP_F32, rows, width / 2);
-    MTP__CHECK(op, y, MTP_F32, rows, heads, width);
+    MTP_TRY(mtp__check_rope(op, a, MTP_F32));
 #pragma omp parallel for num_threads(device->num_threads) schedule(static)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t h = 0; h < heads; h++)

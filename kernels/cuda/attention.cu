@@ -4,7 +4,8 @@
  *   dP = do V^T              dS = P (dP - rowsum(do o))                  dq = dS K
  *
  * Two paths. Which one runs depends on the device's mode, the type of K/V and the head width, never on the data:
- *  - fused (attention_fused.cu): a device in bf16 mode, BF16 K/V, head width 256 or 512. K/V must be 16-byte aligned.
+ *  - fused (attention_fused.cu): a device in bf16 mode, BF16 K/V, head width 256 or 512. K/V must be 16-byte aligned,
+ *    and so must q, o, do and dq when they are BF16.
  *  - general (this file): everything else, in fp32 for any type and width. The oracle of the other one.
  *
  * The general path: a block of four warps has a tile of 16 rows (positions times query heads of one K/V head), each
@@ -50,12 +51,12 @@ __device__ general_shared general_carve(float *shared, int D, bool backward)
 }
 
 /* The rows of a tile, zeros where there is none. */
-__device__ void stage_rows(const attention_problem &p, const attention_tile &tile, int head_tile, const float *src,
+__device__ void stage_rows(const attention_problem &p, const attention_tile &tile, int head_tile, const void *src,
                            int64_t row_stride, int64_t head_stride, float *dst)
 {
     for (int i = (int)threadIdx.x; i < TILE_ROWS * p.D; i += GENERAL_THREADS) {
         const attention_row r = attention_row_of(p, tile, head_tile, i / p.D);
-        dst[i] = r.valid ? src[r.row * row_stride + r.head * head_stride + i % p.D] : 0.0f;
+        dst[i] = r.valid ? attention_get(p, src, r.row * row_stride + r.head * head_stride + i % p.D) : 0.0f;
     }
 }
 
@@ -121,17 +122,23 @@ __device__ warp_rows warp_rows_of(const attention_problem &p, const attention_ti
 }
 
 template <int SPAN>
-__device__ void store_rows(const warp_rows &w, int D, const float (&sum)[WARP_ROWS][SPAN],
-                           const float (&factor)[WARP_ROWS], float *dst, int64_t row_stride, int64_t head_stride)
+__device__ void store_rows(const attention_problem &p, const warp_rows &w, const float (&sum)[WARP_ROWS][SPAN],
+                           const float (&factor)[WARP_ROWS], void *dst, int64_t row_stride, int64_t head_stride)
 {
     const int lane = (int)threadIdx.x % WARP;
 #pragma unroll
     for (int i = 0; i < WARP_ROWS; i++) {
         if (!w.row[i].valid) continue;
-        float *row = dst + w.row[i].row * row_stride + w.row[i].head * head_stride;
+        const int64_t row = w.row[i].row * row_stride + w.row[i].head * head_stride;
 #pragma unroll
-        for (int j = 0; j < SPAN; j++)
-            if (lane + j * WARP < D) row[lane + j * WARP] = sum[i][j] * factor[i] + 0.0f;
+        for (int j = 0; j < SPAN; j++) {
+            const float x = sum[i][j] * factor[i] + 0.0f;
+            if (lane + j * WARP >= p.D) continue;
+            if (p.stored_bf16)
+                static_cast<bf16 *>(dst)[row + lane + j * WARP] = from_float<bf16>(x);
+            else
+                static_cast<float *>(dst)[row + lane + j * WARP] = x;
+        }
     }
 }
 
@@ -202,7 +209,7 @@ __device__ void forward_tile(const attention_problem &p, const attention_tile &t
         if (w.row[i].valid && threadIdx.x % WARP == 0)
             p.lse[w.row[i].row * p.lse_row + w.row[i].head] = r.top[i] + logf(r.sum[i]);
     }
-    store_rows<SPAN>(w, p.D, out, factor, p.o, p.o_row, p.o_head);
+    store_rows<SPAN>(p, w, out, factor, p.o, p.o_row, p.o_head);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
@@ -222,9 +229,10 @@ __device__ void backward_tile(const attention_problem &p, const attention_tile &
     __syncthreads();
     for (int i = 0; active && i < WARP_ROWS; i++) {
         if (!w.row[i].valid) continue;
-        const float *o = p.o + w.row[i].row * p.o_row + w.row[i].head * p.o_head;
+        const int64_t o = w.row[i].row * p.o_row + w.row[i].head * p.o_head;
         float sum = 0;
-        for (int d = lane; d < p.D; d += WARP) sum = fmaf(s.dout[(own + i) * p.D + d], o[d], sum);
+        for (int d = lane; d < p.D; d += WARP)
+            sum = fmaf(s.dout[(own + i) * p.D + d], attention_get(p, p.o, o + d), sum);
         delta[i] = warp_sum(sum);
         lse[i] = p.lse[w.row[i].row * p.lse_row + w.row[i].head];
     }
@@ -250,7 +258,7 @@ __device__ void backward_tile(const attention_problem &p, const attention_tile &
         }
     }
     const float factor[WARP_ROWS] = {1, 1, 1, 1};
-    if (active) store_rows<SPAN>(w, p.D, dq, factor, p.dq, p.dq_row, p.dq_head);
+    if (active) store_rows<SPAN>(p, w, dq, factor, p.dq, p.dq_row, p.dq_head);
 }
 
 template <typename T, int SPAN, bool BACKWARD>
@@ -303,9 +311,10 @@ mtp_status general(mtp_device *device, const char *op, attention_problem p, mtp_
 
 enum { GROUP_MAX = 256 };
 
-mtp_status check(const char *op, const mtp_attention_args *a, bool backward)
+mtp_status check(const mtp_device *device, const char *op, const mtp_attention_args *a, bool backward)
 {
-    MTP__CHECK(op, q, MTP_F32, -1, -1, -1);
+    const int dtype = mtp__stored_as(&a->q, device->info.stored);
+    MTP__CHECK(op, q, dtype, -1, -1, -1);
     MTP__CHECK(op, kv, MTP__REAL, -1, 2, -1, a->q.shape[2]);
     const int64_t R = a->q.shape[0], NH = a->q.shape[1], NKV = a->kv.shape[2], D = a->q.shape[2];
     if (D < 16 || D > 512 || D % 2)
@@ -319,11 +328,11 @@ mtp_status check(const char *op, const mtp_attention_args *a, bool backward)
     MTP__CHECK(op, key_begin, MTP_I32, R);
     MTP__CHECK(op, key_end, MTP_I32, R);
     MTP__CHECK(op, doc_begin, MTP_I32, R);
-    MTP__CHECK(op, o, MTP_F32, R, NH, D);
+    MTP__CHECK(op, o, dtype, R, NH, D);
     MTP__CHECK(op, lse, MTP_F32, R, NH);
     if (backward) {
-        MTP__CHECK(op, do_, MTP_F32, R, NH, D);
-        MTP__CHECK(op, dq, MTP_F32, R, NH, D);
+        MTP__CHECK(op, do_, dtype, R, NH, D);
+        MTP__CHECK(op, dq, dtype, R, NH, D);
     }
     return MTP_OK;
 }
@@ -331,12 +340,12 @@ mtp_status check(const char *op, const mtp_attention_args *a, bool backward)
 attention_problem problem_of(const mtp_attention_args *a, bool backward)
 {
     attention_problem p = {};
-    p.q = (const float *)a->q.data;
+    p.q = a->q.data;
     p.kv = a->kv.data;
     p.key_begin = (const int *)a->key_begin.data;
     p.key_end = (const int *)a->key_end.data;
     p.doc_begin = (const int *)a->doc_begin.data;
-    p.o = (float *)a->o.data;
+    p.o = a->o.data;
     p.lse = (float *)a->lse.data;
     p.q_row = a->q.stride[0];
     p.q_head = a->q.stride[1];
@@ -347,8 +356,8 @@ attention_problem problem_of(const mtp_attention_args *a, bool backward)
     p.kv_which = a->kv.stride[1];
     p.kv_head = a->kv.stride[2];
     if (backward) {
-        p.dout = (const float *)a->do_.data;
-        p.dq = (float *)a->dq.data;
+        p.dout = a->do_.data;
+        p.dq = a->dq.data;
         p.dout_row = a->do_.stride[0];
         p.dout_head = a->do_.stride[1];
         p.dq_row = a->dq.stride[0];
@@ -360,6 +369,7 @@ attention_problem problem_of(const mtp_attention_args *a, bool backward)
     p.NKV = (int)a->kv.shape[2];
     p.D = (int)a->q.shape[2];
     p.group = p.NH / p.NKV;
+    p.stored_bf16 = a->q.dtype == MTP_BF16;
     return p;
 }
 
@@ -370,7 +380,7 @@ bool is_fused(const mtp_device *device, const mtp_attention_args *a)
 
 mtp_status run(mtp_device *device, const char *op, const mtp_attention_args *a, bool backward)
 {
-    MTP_TRY(check(op, a, backward));
+    MTP_TRY(check(device, op, a, backward));
     MTP_TRY(mtp__check_scratch(op, &a->scratch, attention_list_bytes(a->q.shape[0])));
     const attention_problem p = problem_of(a, backward);
     if (is_fused(device, a)) return attention_fused(device, op, p, a->scratch.data, backward);

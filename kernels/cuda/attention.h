@@ -14,20 +14,20 @@ namespace mtp
 
 /* Strides in elements. */
 struct attention_problem {
-    const float *q;
-    const void *kv;
+    const void *q, *kv;
     const int *key_begin, *key_end, *doc_begin;
-    float *o, *lse;
-    const float *dout;
-    float *dq;
+    void *o;
+    float *lse;
+    const void *dout;
+    void *dq;
     int64_t q_row, q_head, o_row, o_head, lse_row, dout_row, dout_head, dq_row, dq_head;
     int64_t kv_token, kv_which, kv_head;
     int R, S, NH, NKV, D;
-    int group;          /* query heads of a K/V head */
-    int heads;          /* of them in a tile */
-    int positions;      /* of a full tile */
-    int head_tiles;     /* tiles of the same positions */
-    int no_padding = 0; /* the last word is all ours: what a launch copies is defined */
+    int group;       /* query heads of a K/V head */
+    int heads;       /* of them in a tile */
+    int positions;   /* of a full tile */
+    int head_tiles;  /* tiles of the same positions */
+    int stored_bf16; /* q, o, dout, dq are bf16; else fp32 */
 };
 
 struct attention_tile {
@@ -61,6 +61,12 @@ mtp_status attention_list_build(mtp_device *device, const char *op, const attent
 mtp_status attention_fused(mtp_device *device, const char *op, attention_problem p, void *scratch, bool backward);
 
 /* ---- in kernels -------------------------------------------------------------------------------------------------- */
+
+/* Element i of q, o, dout or dq. */
+__device__ __forceinline__ float attention_get(const attention_problem &p, const void *data, int64_t i)
+{
+    return p.stored_bf16 ? to_float(static_cast<const bf16 *>(data)[i]) : static_cast<const float *>(data)[i];
+}
 
 /* First block of keys at `first` or later of which a row of the tile sees something; the end of the tile's keys after
  * the last. All lanes of a warp call. */

@@ -1,13 +1,13 @@
 /* Query-only attention on bf16 tensor cores, for head widths 256 and 512: forward, and backward with respect to the
  * queries. The formulas stand in attention.cu.
  *
- * q and do are rounded to bf16, and so are P and dS before they meet V and K; sums, softmax and lse are fp32. A tile
- * has ROWS rows (positions times query heads of one K/V head) in shared memory and walks the keys in blocks of KEYS,
- * counted from the document's first token. A warp has 16 rows and D / SPLIT columns of the result in registers; with
- * SPLIT 2 the two warps of the same rows compute the scores of half of the keys each and exchange them through shared
- * memory. K and V have one buffer each and are copied (cp.async) while the other one is multiplied. Only blocks at the
- * edges of what the tile's rows see test single keys. ROWS and KEYS are chosen by the shared memory that a block of the
- * device may have, so results of devices that differ there differ in rounding. */
+ * q and do are bf16 or rounded to it, and so are P and dS before they meet V and K; sums, softmax and lse are fp32. A
+ * tile has ROWS rows (positions times query heads of one K/V head) in shared memory and walks the keys in blocks of
+ * KEYS, counted from the document's first token. A warp has 16 rows and D / SPLIT columns of the result in registers;
+ * with SPLIT 2 the two warps of the same rows compute the scores of half of the keys each and exchange them through
+ * shared memory. K and V have one buffer each and are copied (cp.async) while the other one is multiplied. Only blocks
+ * at the edges of what the tile's rows see test single keys. ROWS and KEYS are chosen by the shared memory that a block
+ * of the device may have, so results of devices that differ there differ in rounding. */
 #include "cuda/attention.h"
 #include "cuda/ptx.cuh"
 
@@ -84,11 +84,23 @@ __device__ __forceinline__ uint32_t pack(float low, float high)
 
 /* ---- into shared memory ------------------------------------------------------------------------------------------ */
 
-/* The rows of a tile, rounded to bf16; zeros where there is none. */
+/* The rows of a tile as bf16; zeros where there is none. Those that are bf16 are copied with the next group of keys, so
+ * the caller starts that afterwards and waits for both; fp32 ones are there at the next barrier. */
 template <typename F>
-__device__ void stage_rows(const attention_problem &p, const attention_work &work, const float *src, int64_t row_stride,
+__device__ void stage_rows(const attention_problem &p, const attention_work &work, const void *data, int64_t row_stride,
                            int64_t head_stride, char *dst)
 {
+    if (p.stored_bf16) {
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < F::ROWS * F::D / 8; i += F::THREADS) {
+            const int row = i / (F::D / 8), chunk = i % (F::D / 8);
+            const attention_row r = attention_row_of(p, work.tile, work.head_tile, row);
+            const int64_t at = r.valid ? r.row * row_stride + r.head * head_stride + chunk * 8 : 0;
+            copy_async(swizzled<F::D / 8>(dst, row, chunk), static_cast<const bf16 *>(data) + at, r.valid);
+        }
+        return;
+    }
+    const float *src = static_cast<const float *>(data);
     for (int i = (int)threadIdx.x; i < F::ROWS * F::D / 2; i += F::THREADS) {
         const int row = i / (F::D / 2), column = i % (F::D / 2) * 2;
         const attention_row r = attention_row_of(p, work.tile, work.head_tile, row);
@@ -226,18 +238,26 @@ __device__ __forceinline__ float quad_sum(float x)
 
 template <typename F>
 __device__ void store_rows(const place<F> &w, const attention_problem &p, const attention_work &work,
-                           const float (&out)[F::OUT][4], const float (&factor)[2], float *dst, int64_t row_stride,
+                           const float (&out)[F::OUT][4], const float (&factor)[2], void *dst, int64_t row_stride,
                            int64_t head_stride)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const attention_row r = own_row(w, p, work, i);
         if (!r.valid) continue;
-        float *row = dst + r.row * row_stride + r.head * head_stride + w.part * F::COLS + w.lane % 4 * 2;
+        const int64_t at = r.row * row_stride + r.head * head_stride + w.part * F::COLS + w.lane % 4 * 2;
+        if (p.stored_bf16) {
+            bf16 *row = static_cast<bf16 *>(dst) + at;
 #pragma unroll
-        for (int j = 0; j < F::OUT; j++) {
-            row[j * 8] = out[j][2 * i] * factor[i] + 0.0f;
-            row[j * 8 + 1] = out[j][2 * i + 1] * factor[i] + 0.0f;
+            for (int j = 0; j < F::OUT; j++)
+                store<2>(row + j * 8, {{out[j][2 * i] * factor[i] + 0.0f, out[j][2 * i + 1] * factor[i] + 0.0f}});
+        } else {
+            float *row = static_cast<float *>(dst) + at;
+#pragma unroll
+            for (int j = 0; j < F::OUT; j++) {
+                row[j * 8] = out[j][2 * i] * factor[i] + 0.0f;
+                row[j * 8 + 1] = out[j][2 * i + 1] * factor[i] + 0.0f;
+            }
         }
     }
 }
@@ -308,9 +328,9 @@ __device__ void forward_tile(const attention_problem &p, const attention_work &w
     float out[F::OUT][4] = {};
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}; /* sum: over this thread's keys */
     int first = attention_first_block(p, work.tile, F::KEYS);
+    stage_rows<F>(p, work, p.q, p.q_row, p.q_head, shared);
     start_keys<F>(p, work, 0, first, k);
     start_keys<F>(p, work, 1, first, v);
-    stage_rows<F>(p, work, p.q, p.q_row, p.q_head, shared);
     while (first < work.tile.end) {
         const int next = attention_next_block(p, work.tile, first + F::KEYS, F::KEYS);
         float score[F::SCORES][4], block_top[2];
@@ -361,9 +381,11 @@ __device__ void stage_stats(const attention_problem &p, const attention_work &wo
         const attention_row r = attention_row_of(p, work.tile, work.head_tile, row);
         float delta = 0;
         if (r.valid) {
-            const float *dout = p.dout + r.row * p.dout_row + r.head * p.dout_head;
-            const float *o = p.o + r.row * p.o_row + r.head * p.o_head;
-            for (int i = lane; i < F::D; i += WARP) delta = fmaf(to_float(from_float<bf16>(dout[i])), o[i], delta);
+            const int64_t dout = r.row * p.dout_row + r.head * p.dout_head, o = r.row * p.o_row + r.head * p.o_head;
+            for (int i = lane; i < F::D; i += WARP) {
+                const float x = to_float(from_float<bf16>(attention_get(p, p.dout, dout + i)));
+                delta = fmaf(x, attention_get(p, p.o, o + i), delta);
+            }
         }
         delta = warp_sum(delta);
         if (lane == 0) {
@@ -400,10 +422,10 @@ __device__ void backward_tile(const attention_problem &p, const attention_work &
     float *stats = reinterpret_cast<float *>(shared + F::STATS);
     float dq[F::OUT][4] = {};
     int first = attention_first_block(p, work.tile, F::KEYS);
-    start_keys<F>(p, work, 1, first, v);
-    start_keys<F>(p, work, 0, first, k);
     stage_rows<F>(p, work, p.q, p.q_row, p.q_head, shared);
     stage_rows<F>(p, work, p.dout, p.dout_row, p.dout_head, dout);
+    start_keys<F>(p, work, 1, first, v);
+    start_keys<F>(p, work, 0, first, k);
     stage_stats<F>(p, work, stats);
     while (first < work.tile.end) {
         const int next = attention_next_block(p, work.tile, first + F::KEYS, F::KEYS);
@@ -484,15 +506,36 @@ const variant variants[] = {
     variant_of<512, 32, 16, 2, true>(),
 };
 
+/* What is copied or stored 16 bytes at a time. */
+mtp_status check_alignment(const char *op, const attention_problem &p, bool backward)
+{
+    const struct {
+        const char *name;
+        const void *data;
+        int64_t strides[3];
+    } views[] = {{"kv", p.kv, {p.kv_token, p.kv_which, p.kv_head}},
+                 {"q", p.q, {p.q_row, p.q_head, 0}},
+                 {"o", p.o, {p.o_row, p.o_head, 0}},
+                 {"do_", p.dout, {p.dout_row, p.dout_head, 0}},
+                 {"dq", p.dq, {p.dq_row, p.dq_head, 0}}};
+    const int count = !p.stored_bf16 ? 1 : backward ? 5 : 3;
+    for (int i = 0; i < count; i++) {
+        bool aligned = (uintptr_t)views[i].data % 16 == 0;
+        for (int64_t stride : views[i].strides) aligned = aligned && stride % 8 == 0;
+        if (!aligned)
+            return MTP_FAIL(MTP_E_ARGUMENT,
+                            "%s: %s is moved 16 bytes at a time in bf16 mode; its address and strides must be "
+                            "multiples of 16 bytes",
+                            op, views[i].name);
+    }
+    return MTP_OK;
+}
+
 } // namespace
 
 mtp_status attention_fused(mtp_device *device, const char *op, attention_problem p, void *scratch, bool backward)
 {
-    if ((uintptr_t)p.kv % 16 || p.kv_token % 8 || p.kv_which % 8 || p.kv_head % 8)
-        return MTP_FAIL(MTP_E_ARGUMENT,
-                        "%s: kv is copied 16 bytes at a time in bf16 mode; its address and strides must "
-                        "be multiples of 16 bytes",
-                        op);
+    MTP_TRY(check_alignment(op, p, backward));
     for (const variant &v : variants)
         if (v.D == p.D && v.backward == backward && v.bytes <= device->shared_block)
             return v.run(device, op, p, scratch);

@@ -137,7 +137,7 @@ static void fill_info(mtp_device *device)
     device->info.isa = device->name;
     device->info.blas = device->library;
     device->info.num_threads = 1;
-    device->info.stored = MTP_F32;
+    device->info.stored = device->bf16 ? MTP_BF16 : MTP_F32;
     device->info.stream = device->stream;
     device->info.rows_exact = false;
     device->info.rows_note = "cuBLASLt chooses its algorithm by the number of rows, so a row computed among others "

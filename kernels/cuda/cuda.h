@@ -90,6 +90,21 @@ inline auto dispatch(mtp_dtype dtype, Body body)
     return body(type_of<float>());
 }
 
+/* The same for a view that is stored: F32 or BF16. */
+template <typename Body>
+inline auto dispatch_stored(mtp_dtype dtype, Body body)
+{
+    if (dtype == MTP_BF16) return body(type_of<bf16>());
+    return body(type_of<float>());
+}
+
+/* Elements of a pack of rows in these types where packs fit: 16 bytes of the narrowest. */
+template <typename... T>
+constexpr int wide_pack()
+{
+    return ((sizeof(T) == 2) || ...) ? 8 : 4;
+}
+
 inline int64_t divide_up(int64_t n, int64_t by)
 {
     return (n + by - 1) / by;
@@ -102,28 +117,40 @@ inline unsigned blocks_for(const mtp_device *device, int64_t n, int threads)
     return (unsigned)(needed < most ? needed : most);
 }
 
-/* 4 when rows of `width` elements of all these views start at multiples of 4 elements (absent ones do not count), else
- * 1: the N of load and store. */
+/* May rows of `width` elements of all these views (absent ones do not count) be loaded and stored in packs of N? */
+template <int N, typename... Views>
+inline bool packs_fit(int64_t width, const Views &...views)
+{
+    bool fit = width % N == 0;
+    auto look = [&](const mtp_view &view) {
+        if (!view.data) return;
+        const size_t size = mtp_dtype_size(view.dtype), bytes = N * size < 16 ? N * size : 16; /* of one access */
+        fit = fit && (uintptr_t)view.data % bytes == 0;
+        for (int32_t axis = 0; axis + 1 < view.rank; axis++)
+            fit = fit && (view.stride[axis] * (int64_t)size % (int64_t)bytes == 0 || view.shape[axis] == 1);
+    };
+    (look(views), ...);
+    return fit;
+}
+
+/* body(std::integral_constant<int, N, or 1 where packs do not fit>()) */
+template <int N, typename Body>
+inline auto with_pack(bool fit, Body body)
+{
+    if (fit) return body(std::integral_constant<int, N>());
+    return body(std::integral_constant<int, 1>());
+}
+
+/* 4 where packs of 4 fit, else 1; and body(std::integral_constant<int, 4 or 1>()) of it. */
 template <typename... Views>
 inline int pack_of(int64_t width, const Views &...views)
 {
-    bool whole = width % 4 == 0;
-    auto look = [&](const mtp_view &view) {
-        if (!view.data) return;
-        whole = whole && (uintptr_t)view.data % (4 * mtp_dtype_size(view.dtype)) == 0;
-        for (int32_t axis = 0; axis + 1 < view.rank; axis++)
-            whole = whole && (view.stride[axis] % 4 == 0 || view.shape[axis] == 1);
-    };
-    (look(views), ...);
-    return whole ? 4 : 1;
+    return packs_fit<4>(width, views...) ? 4 : 1;
 }
-
-/* body(std::integral_constant<int, 4 or 1>()) */
 template <typename Body>
 inline auto with_pack(int pack, Body body)
 {
-    if (pack == 4) return body(std::integral_constant<int, 4>());
-    return body(std::integral_constant<int, 1>());
+    return with_pack<4>(pack == 4, body);
 }
 
 /* Kernels that want more than 48 KiB of dynamic shared memory must ask for it once. */
@@ -138,8 +165,8 @@ inline cudaError_t allow_shared(Kernel kernel, size_t bytes)
 } // namespace mtp
 
 /* C[m, n] = beta C + op(A) op(B), row-major, by cuBLASLt: op(A) is [m, k], op(B) [k, n]; A and B have one dtype (F32 or
- * BF16), C is F32; ld are elements between rows. beta is 0 or 1. The workspace needs mtp__cuda_gemm_workspace() bytes.
- * `batch` products with strides in elements (1 and 0 for one). */
+ * BF16), C is F32, or BF16 like A and B and overwritten; ld are elements between rows. beta is 0 or 1. The workspace
+ * needs mtp__cuda_gemm_workspace() bytes. `batch` products with strides in elements (1 and 0 for one). */
 typedef struct mtp__gemm {
     bool trans_a, trans_b;
     int64_t m, n, k;
@@ -148,10 +175,11 @@ typedef struct mtp__gemm {
     const void *b;
     int64_t ldb, stride_b;
     float beta;
-    float *c;
+    void *c;
     int64_t ldc, stride_c;
     int64_t batch;
-    mtp_dtype dtype; /* of A and B */
+    mtp_dtype dtype;   /* of A and B */
+    mtp_dtype c_dtype; /* of C; zero: MTP_F32 */
 } mtp__gemm;
 size_t mtp__cuda_gemm_workspace(const mtp_device *device);
 mtp_status mtp__cuda_gemm(mtp_device *device, const char *op, const mtp__gemm *gemm, void *workspace);

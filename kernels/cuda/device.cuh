@@ -71,57 +71,46 @@ __device__ __forceinline__ f16 from_float<f16>(float x)
     return __float2half_rn(x);
 }
 
-/* N neighbouring elements as fp32, N = 1 or 4. With N = 4 the address is a multiple of 4 elements: one load or store.
- */
+/* N neighbouring elements as fp32, N = 1, 4 or 8, loaded and stored 16 bytes at a time (less where they have less).
+ * With more than one the address is a multiple of such an access. */
 template <int N>
 struct pack {
     float v[N];
 };
 
-template <int N>
-__device__ __forceinline__ pack<N> load(const float *p)
-{
-    if constexpr (N == 4) {
-        const float4 x = *reinterpret_cast<const float4 *>(p);
-        return {{x.x, x.y, x.z, x.w}};
-    } else {
-        return {{*p}};
-    }
-}
-/* bf16 and f16 */
+/* Elements of type T of one access of a pack of N. */
+template <int N, typename T>
+constexpr int ACCESS = N *(int)sizeof(T) > 16 ? 16 / (int)sizeof(T) : N;
+
+template <int N, typename T>
+struct alignas(N * sizeof(T)) neighbours {
+    T v[N];
+};
+
 template <int N, typename T>
 __device__ __forceinline__ pack<N> load(const T *p)
 {
-    if constexpr (N == 4) {
-        struct alignas(8) four {
-            T v[4];
-        };
-        const four x = *reinterpret_cast<const four *>(p);
-        return {{to_float(x.v[0]), to_float(x.v[1]), to_float(x.v[2]), to_float(x.v[3])}};
-    } else {
-        return {{to_float(*p)}};
+    constexpr int M = ACCESS<N, T>;
+    pack<N> out;
+#pragma unroll
+    for (int i = 0; i < N; i += M) {
+        const neighbours<M, T> x = *reinterpret_cast<const neighbours<M, T> *>(p + i);
+#pragma unroll
+        for (int j = 0; j < M; j++) out.v[i + j] = to_float(x.v[j]);
     }
+    return out;
 }
 
-template <int N>
-__device__ __forceinline__ void store(float *p, const pack<N> &x)
-{
-    if constexpr (N == 4)
-        *reinterpret_cast<float4 *>(p) = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
-    else
-        *p = x.v[0];
-}
 template <int N, typename T>
 __device__ __forceinline__ void store(T *p, const pack<N> &x)
 {
-    if constexpr (N == 4) {
-        struct alignas(8) four {
-            T v[4];
-        };
-        *reinterpret_cast<four *>(p) =
-            four{{from_float<T>(x.v[0]), from_float<T>(x.v[1]), from_float<T>(x.v[2]), from_float<T>(x.v[3])}};
-    } else {
-        *p = from_float<T>(x.v[0]);
+    constexpr int M = ACCESS<N, T>;
+#pragma unroll
+    for (int i = 0; i < N; i += M) {
+        neighbours<M, T> y;
+#pragma unroll
+        for (int j = 0; j < M; j++) y.v[j] = from_float<T>(x.v[i + j]);
+        *reinterpret_cast<neighbours<M, T> *>(p + i) = y;
     }
 }
 

@@ -1,6 +1,7 @@
 /* Linear layers: y = x W^T, dx = dy W, dW = dy^T x (shapes: ops.h), by cuBLASLt.
  *
- * Factors that are not in the precision of the products (fp32, or bf16 in bf16 mode) are first converted in scratch.
+ * Factors that are not in the precision of the products (fp32, or bf16 in bf16 mode) are first converted in scratch;
+ * stored views and bf16 weights of a device in bf16 mode are taken, and results that are stored written, as they are.
  * The algorithm of a shape is asked for once and kept: the same shape always runs the same one, and only algorithms
  * whose reductions have a fixed order are taken, so the same inputs give the same bits. */
 #include <stdlib.h>
@@ -21,7 +22,7 @@ constexpr int PLANS = 4096, PROBES = 16;
 /* Everything that the choice depends on. No padding: compared byte by byte. */
 struct shape_key {
     int64_t m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c, batch;
-    int32_t trans_a, trans_b, dtype, accumulate, align_a, align_b, align_c, used;
+    int32_t trans_a, trans_b, dtype, c_dtype, accumulate, align_a, align_b, align_c, used, no_padding;
 };
 
 struct plan {
@@ -75,6 +76,7 @@ mtp_status create_layout(const char *op, cublasLtMatrixLayout_t *layout, cudaDat
 mtp_status describe(const char *op, const mtp__gemm *g, plan *p)
 {
     const cudaDataType type = g->dtype == MTP_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    const cudaDataType c_type = g->c_dtype == MTP_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     const cublasOperation_t first = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t second = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     MTP_CUBLAS_TRY(op, cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -85,7 +87,7 @@ mtp_status describe(const char *op, const mtp__gemm *g, plan *p)
                           g->stride_b));
     MTP_TRY(create_layout(op, &p->a, type, g->trans_a ? g->m : g->k, g->trans_a ? g->k : g->m, g->lda, g->batch,
                           g->stride_a));
-    return create_layout(op, &p->c, CUDA_R_32F, g->n, g->m, g->ldc, g->batch, g->stride_c);
+    return create_layout(op, &p->c, c_type, g->n, g->m, g->ldc, g->batch, g->stride_c);
 }
 
 mtp_status set_limits(const char *op, cublasLtMatmulPreference_t preference, const shape_key &key)
@@ -122,11 +124,12 @@ mtp_status choose(mtp_device *device, const char *op, const mtp__gemm *g, plan *
         const cublasStatus_t answer = cublasLtMatmulAlgoGetHeuristic(device->lt, p->operation, p->b, p->a, p->c, p->c,
                                                                      preference, 1, &found, &count);
         if (answer != CUBLAS_STATUS_SUCCESS || count < 1)
-            status = MTP_FAIL_FOREIGN(MTP_E_BACKEND, (int)answer,
-                                      "%s: cuBLASLt has no algorithm for a product [%lld, %lld] of depth %lld in %s "
-                                      "(leading dimensions %lld, %lld, %lld)",
-                                      op, (long long)g->m, (long long)g->n, (long long)g->k, mtp_dtype_name(g->dtype),
-                                      (long long)g->lda, (long long)g->ldb, (long long)g->ldc);
+            status =
+                MTP_FAIL_FOREIGN(MTP_E_BACKEND, (int)answer,
+                                 "%s: cuBLASLt has no algorithm for a product [%lld, %lld] in %s of depth %lld "
+                                 "in %s (leading dimensions %lld, %lld, %lld)",
+                                 op, (long long)g->m, (long long)g->n, mtp_dtype_name(g->c_dtype), (long long)g->k,
+                                 mtp_dtype_name(g->dtype), (long long)g->lda, (long long)g->ldb, (long long)g->ldc);
     }
     cublasLtMatmulPreferenceDestroy(preference);
     p->algorithm = found.algo;
@@ -159,7 +162,8 @@ static mtp_status find_plan(mtp_device *device, const char *op, const mtp__gemm 
     key.m = g->m, key.n = g->n, key.k = g->k;
     key.lda = g->lda, key.ldb = g->ldb, key.ldc = g->ldc;
     key.stride_a = g->stride_a, key.stride_b = g->stride_b, key.stride_c = g->stride_c, key.batch = g->batch;
-    key.trans_a = g->trans_a, key.trans_b = g->trans_b, key.dtype = g->dtype, key.accumulate = g->beta != 0.0f;
+    key.trans_a = g->trans_a, key.trans_b = g->trans_b, key.dtype = g->dtype, key.c_dtype = g->c_dtype;
+    key.accumulate = g->beta != 0.0f;
     key.align_a = alignment_of(g->a), key.align_b = alignment_of(g->b), key.align_c = alignment_of(g->c);
     key.used = 1;
     const uint64_t hash = hash_of(key);
@@ -248,15 +252,6 @@ size_t scratch_for(const mtp_device *device, const mtp_view &a, const mtp_view &
     return carver.used;
 }
 
-mtp_status check(const char *op, const mtp_linear_args *a, bool x_real, bool w_real)
-{
-    const int64_t rows = a->x.shape[0], in = a->x.shape[1], out = a->w.shape[0];
-    MTP__CHECK(op, x, x_real ? (int)MTP__REAL : (int)MTP_F32, -1, -1);
-    MTP__CHECK(op, w, w_real ? (int)MTP__REAL : (int)MTP_F32, -1, in);
-    MTP__CHECK(op, y, MTP_F32, rows, out);
-    return MTP_OK;
-}
-
 /* c (+)= op(first) op(second), the shapes of op() being [m, k] and [k, n] */
 mtp_status multiply(mtp_device *device, const char *op, const mtp_view &first, bool trans_first, const mtp_view &second,
                     bool trans_second, const mtp_view &c, mtp_write write, const mtp_scratch *scratch)
@@ -278,7 +273,8 @@ mtp_status multiply(mtp_device *device, const char *op, const mtp_view &first, b
     gemm.b = b.data;
     gemm.ldb = b.ld;
     gemm.beta = write == MTP_ACCUMULATE ? 1.0f : 0.0f;
-    gemm.c = (float *)c.data;
+    gemm.c = c.data;
+    gemm.c_dtype = c.dtype;
     gemm.ldc = leading(c);
     gemm.batch = 1;
     gemm.dtype = product_dtype(device);
@@ -294,7 +290,7 @@ extern "C" size_t mtp__cuda_linear_fwd_scratch(const mtp_device *device, const m
 
 extern "C" mtp_status mtp__cuda_linear_fwd(mtp_device *device, const mtp_linear_args *a)
 {
-    MTP_TRY(check("linear_fwd", a, true, true));
+    MTP_TRY(mtp__check_linear_fwd("linear_fwd", a, device->info.stored));
     return multiply(device, "linear_fwd", a->x, false, a->w, true, a->y, a->write, &a->scratch);
 }
 
@@ -305,7 +301,7 @@ extern "C" size_t mtp__cuda_linear_dx_scratch(const mtp_device *device, const mt
 
 extern "C" mtp_status mtp__cuda_linear_dx(mtp_device *device, const mtp_linear_args *a)
 {
-    MTP_TRY(check("linear_dx", a, false, true));
+    MTP_TRY(mtp__check_linear_dx("linear_dx", a, device->info.stored));
     return multiply(device, "linear_dx", a->y, false, a->w, false, a->x, a->write, &a->scratch);
 }
 
@@ -316,6 +312,6 @@ extern "C" size_t mtp__cuda_linear_dw_scratch(const mtp_device *device, const mt
 
 extern "C" mtp_status mtp__cuda_linear_dw(mtp_device *device, const mtp_linear_args *a)
 {
-    MTP_TRY(check("linear_dw", a, true, false));
+    MTP_TRY(mtp__check_linear_dw("linear_dw", a, device->info.stored));
     return multiply(device, "linear_dw", a->y, true, a->x, false, a->w, a->write, &a->scratch);
 }

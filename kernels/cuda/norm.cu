@@ -1,189 +1,12 @@
-/* RMSNorm, and the post-norm with its residual (formulas: ops.h).
- *
- * A warp owns a row: lane l holds the elements l, l + 32, ... (times a pack of 4 where rows are aligned), so a row's
- * bits depend on its width alone. Weight gradients are summed in two passes: a block adds a chunk of rows (its warps in
- * order) into one partial sum in scratch, then the partial sums are added in order. */
-#include "cuda/cuda.h"
+/* RMSNorm, alone or with RoPE behind it (formulas: ops.h; how rows are cut up: norm.cuh). */
+#include "cuda/norm.cuh"
 
+namespace mtp
+{
+namespace norm
+{
 namespace
 {
-
-using namespace mtp;
-
-constexpr int WARPS = 8; /* of a block, at most */
-constexpr int THREADS = WARPS * WARP;
-
-struct rows_of {
-    float *data; /* NULL: absent */
-    int64_t stride;
-    __device__ __forceinline__ float *row(int64_t r) const
-    {
-        return data + r * stride;
-    }
-};
-
-rows_of of(const mtp_view &view)
-{
-    return {(float *)view.data, view.stride[0]};
-}
-
-__device__ __forceinline__ float reciprocal_rms(float sumsq, int width, float eps)
-{
-    return 1.0f / sqrtf(sumsq / (float)width + eps);
-}
-
-/* ---- forward ----------------------------------------------------------------------------------------------------- */
-
-/* y = scalar (residual + x rstd w); residual, w, scalar and rstd may be absent. y may be residual or x: a lane reads
- * its elements before it writes them. */
-template <typename X, typename W, int N>
-__global__ void __launch_bounds__(THREADS)
-    norm_kernel(rows_of y, float *rstd_out, const X *x, int64_t x_stride, const W *w, rows_of residual,
-                const float *scalar, int64_t rows, int width, float eps)
-{
-    const int lane = (int)threadIdx.x % WARP;
-    const int64_t r = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    if (r >= rows) return; /* the whole warp */
-    const X *from = x + r * x_stride;
-    float sumsq = 0.0f;
-    for (int i = lane * N; i < width; i += WARP * N) {
-        const pack<N> v = load<N>(from + i);
-        for (int j = 0; j < N; j++) sumsq = fmaf(v.v[j], v.v[j], sumsq);
-    }
-    const float rstd = reciprocal_rms(warp_sum(sumsq), width, eps), factor = scalar ? *scalar : 1.0f;
-    if (rstd_out && lane == 0) rstd_out[r] = rstd;
-    for (int i = lane * N; i < width; i += WARP * N) {
-        pack<N> v = load<N>(from + i);
-        for (int j = 0; j < N; j++) v.v[j] *= rstd;
-        if (w) {
-            const pack<N> weight = load<N>(w + i);
-            for (int j = 0; j < N; j++) v.v[j] *= weight.v[j];
-        }
-        if (residual.data) {
-            const pack<N> old = load<N>(residual.row(r) + i);
-            for (int j = 0; j < N; j++) v.v[j] = factor * (old.v[j] + v.v[j]);
-        }
-        store<N>(y.row(r) + i, v);
-    }
-}
-
-mtp_status norm_forward(mtp_device *device, const char *op, const mtp_view &x, const mtp_view &w,
-                        const mtp_view &residual, const mtp_view &scalar, const mtp_view &y, const mtp_view &rstd,
-                        float eps)
-{
-    const int64_t rows = x.shape[0], width = x.shape[1];
-    return dispatch(x.dtype, [&](auto x_tag) {
-        return dispatch(w.data ? w.dtype : MTP_F32, [&](auto w_tag) {
-            using X = typename decltype(x_tag)::type;
-            using W = typename decltype(w_tag)::type;
-            return with_pack(pack_of(width, x, w, residual, y), [&](auto n) -> mtp_status {
-                constexpr int N = decltype(n)::value;
-                MTP_CUDA_TRY(op, MTP_LAUNCH((norm_kernel<X, W, N>), (unsigned)divide_up(rows, WARPS), THREADS, 0,
-                                            device->stream, of(y), (float *)rstd.data, (const X *)x.data, x.stride[0],
-                                            (const W *)w.data, of(residual), (const float *)scalar.data, rows,
-                                            (int)width, eps));
-                return MTP_OK;
-            });
-        });
-    });
-}
-
-/* ---- backward ---------------------------------------------------------------------------------------------------- */
-
-/* Both ops: with g = scalar dy and p = sum(x w dy),
- * dx (+)= rstd w g - x rstd^3 / width sum(x w g); dw partial = sum x rstd g; dresidual (+)= g;
- * dscalar partial = sum dy residual + rstd p. */
-struct backward {
-    rows_of dy, dx, dresidual, residual;
-    const float *rstd, *scalar; /* scalar NULL: 1 */
-    float *dw;                  /* partial sums [chunks, width]; NULL: not wanted */
-    double *dscalar;            /* [chunks]; NULL: not wanted */
-    int64_t rows, chunk_rows;
-    int width;
-    bool add_dx, add_dresidual;
-};
-
-/* One row of the backward by one warp; `sums` are the warp's weight gradients in shared memory (each lane its own
- * elements). Returns the row's part of dscalar in every lane. */
-template <typename X, typename W, int N>
-__device__ __forceinline__ double backward_row(const backward &b, const X *x, const W *w, float *sums, int64_t r)
-{
-    const int lane = (int)threadIdx.x % WARP;
-    const float *dy = b.dy.row(r);
-    const float rstd = b.rstd[r], factor = b.scalar ? *b.scalar : 1.0f;
-    float product = 0.0f, with_residual = 0.0f;
-    for (int i = lane * N; i < b.width; i += WARP * N) {
-        const pack<N> xi = load<N>(x + i), g = load<N>(dy + i);
-        pack<N> wi;
-        for (int j = 0; j < N; j++) wi.v[j] = 1.0f;
-        if (w) wi = load<N>(w + i);
-        for (int j = 0; j < N; j++) product = fmaf(xi.v[j] * wi.v[j], g.v[j], product);
-        if (b.dscalar) {
-            const pack<N> old = load<N>(b.residual.row(r) + i);
-            for (int j = 0; j < N; j++) with_residual = fmaf(old.v[j], g.v[j], with_residual);
-        }
-    }
-    product = warp_sum(product);
-    if (b.dscalar) with_residual = warp_sum(with_residual);
-    const float alpha = factor * rstd, beta = alpha * (product / (float)b.width * rstd * rstd);
-    for (int i = lane * N; i < b.width; i += WARP * N) {
-        const pack<N> xi = load<N>(x + i), g = load<N>(dy + i);
-        if (b.dw)
-            for (int j = 0; j < N; j++) sums[i + j] = fmaf(xi.v[j] * alpha, g.v[j], sums[i + j]);
-        if (b.dx.data) {
-            pack<N> wi, out;
-            for (int j = 0; j < N; j++) wi.v[j] = 1.0f;
-            if (w) wi = load<N>(w + i);
-            for (int j = 0; j < N; j++) out.v[j] = alpha * wi.v[j] * g.v[j] - beta * xi.v[j];
-            if (b.add_dx) {
-                const pack<N> old = load<N>(b.dx.row(r) + i);
-                for (int j = 0; j < N; j++) out.v[j] += old.v[j];
-            }
-            store<N>(b.dx.row(r) + i, out);
-        }
-        if (b.dresidual.data) { /* last: it may be dy */
-            pack<N> out;
-            for (int j = 0; j < N; j++) out.v[j] = factor * g.v[j];
-            if (b.add_dresidual) {
-                const pack<N> old = load<N>(b.dresidual.row(r) + i);
-                for (int j = 0; j < N; j++) out.v[j] += old.v[j];
-            }
-            store<N>(b.dresidual.row(r) + i, out);
-        }
-    }
-    return (double)with_residual + (double)rstd * (double)product;
-}
-
-/* One block a chunk of rows; its warps take the rows in turn. */
-template <typename X, typename W, int N>
-__global__ void __launch_bounds__(THREADS, 2) backward_kernel(backward b, const X *x, int64_t x_stride, const W *w)
-{
-    MTP_DYNAMIC_SHARED(float, sums); /* [warps, width] when dw is wanted */
-    MTP_SHARED(double, scalars, [WARPS]);
-    const int warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP, lane = (int)threadIdx.x % WARP;
-    const int64_t first = (int64_t)blockIdx.x * b.chunk_rows;
-    const int64_t end = first + b.chunk_rows < b.rows ? first + b.chunk_rows : b.rows;
-    float *own = sums + (int64_t)warp * b.width;
-    if (b.dw)
-        for (int i = lane * N; i < b.width; i += WARP * N)
-            for (int j = 0; j < N; j++) own[i + j] = 0.0f;
-    double dscalar = 0;
-    for (int64_t r = first + warp; r < end; r += warps)
-        dscalar += backward_row<X, W, N>(b, x + r * x_stride, w, own, r);
-    if (lane == 0) scalars[warp] = dscalar;
-    __syncthreads();
-    if (b.dw)
-        for (int i = (int)threadIdx.x; i < b.width; i += (int)blockDim.x) {
-            float sum = 0.0f;
-            for (int k = 0; k < warps; k++) sum += sums[(int64_t)k * b.width + i];
-            b.dw[(int64_t)blockIdx.x * b.width + i] = sum;
-        }
-    if (b.dscalar && threadIdx.x == 0) {
-        double sum = 0;
-        for (int k = 0; k < warps; k++) sum += scalars[k];
-        b.dscalar[blockIdx.x] = sum;
-    }
-}
 
 /* dw (+)= the partial sums. A block takes 32 columns; its warps add every 8th chunk, then the warps' sums in order. */
 __global__ void __launch_bounds__(THREADS)
@@ -208,133 +31,350 @@ __global__ void add_scalars_kernel(float *dscalar, const double *partial, int64_
     *dscalar = (float)sum;
 }
 
-/* Chunks follow from the number of rows alone: at least 64 rows, at most 256 chunks. */
-struct backward_scratch {
-    float *dw;
-    double *dscalar;
-    int64_t chunks, chunk_rows;
-    size_t total;
-};
+} // namespace
 
-backward_scratch lay_out(int64_t rows, int64_t width, void *base)
+backward_scratch lay_out(int64_t rows, int64_t width, bool post, void *base)
 {
     mtp__carver carver = {(char *)base, 0};
     backward_scratch s = {};
-    s.chunk_rows = divide_up(rows, 256) > 64 ? divide_up(rows, 256) : 64;
+    s.chunk_rows = divide_up(rows, 512) > 16 ? divide_up(rows, 512) : 16;
     s.chunks = divide_up(rows, s.chunk_rows);
     s.dw = (float *)mtp__carve(&carver, s.chunks * width, sizeof(float));
-    s.dscalar = (double *)mtp__carve(&carver, s.chunks, sizeof(double));
+    if (post) {
+        s.next_dw = (float *)mtp__carve(&carver, s.chunks * width, sizeof(float));
+        s.dscalar = (double *)mtp__carve(&carver, s.chunks, sizeof(double));
+    }
     s.total = carver.used;
     return s;
 }
 
-/* Warps of a block: as many as their sums fit in half of a block's shared memory. */
-int warps_for(const mtp_device *device, int64_t width)
+mtp_status plan_backward(const mtp_device *device, const char *op, const mtp_view &x, const backward_scratch &s,
+                         const parameter_gradients &to, backward_launch *launch)
 {
-    int warps = WARPS;
-    while (warps > 1 && (int64_t)warps * width * (int64_t)sizeof(float) > device->shared_block / 2) warps /= 2;
-    return warps;
-}
-
-mtp_status norm_backward(mtp_device *device, const char *op, backward b, const mtp_view &x, const mtp_view &w,
-                         const mtp_view &dw, mtp_write dw_write, const mtp_view &dscalar, mtp_write dscalar_write,
-                         int pack, const mtp_scratch *scratch)
-{
-    const backward_scratch s = lay_out(x.shape[0], x.shape[1], scratch->data);
-    MTP_TRY(mtp__check_scratch(op, scratch, s.total));
-    b.rows = x.shape[0];
-    b.width = (int)x.shape[1];
-    b.chunk_rows = s.chunk_rows;
-    b.dw = dw.data ? s.dw : NULL;
-    b.dscalar = dscalar.data ? s.dscalar : NULL;
-    const int warps = warps_for(device, b.width);
-    const size_t shared = dw.data ? (size_t)warps * (size_t)b.width * sizeof(float) : 0;
-    if (shared > (size_t)device->shared_block - sizeof(double) * WARPS)
+    const int64_t width = x.shape[1];
+    chunk_sums *sums = &launch->sums;
+    sums->rows = x.shape[0];
+    sums->width = (int)width;
+    sums->no_padding = 0;
+    sums->chunk_rows = s.chunk_rows;
+    sums->dw = to.dw->data ? s.dw : NULL;
+    sums->next_dw = to.next_dw->data ? s.next_dw : NULL;
+    sums->dscalar = to.dscalar->data ? s.dscalar : NULL;
+    const int kinds = (sums->dw ? 1 : 0) + (sums->next_dw ? 1 : 0);
+    const size_t of_warp = (size_t)kinds * (size_t)width * sizeof(float);
+    launch->warps = WARPS;
+    while (launch->warps > 1 && (size_t)launch->warps * of_warp > (size_t)device->shared_block / 2) launch->warps /= 2;
+    launch->shared = (size_t)launch->warps * of_warp;
+    if (launch->shared > (size_t)device->shared_block - sizeof(double) * WARPS)
         return MTP_FAIL(MTP_E_UNSUPPORTED, "%s: rows of %lld elements; the cuda backend takes up to %d here", op,
-                        (long long)x.shape[1], device->shared_block / (int)sizeof(float) - 2 * WARPS);
-    MTP_TRY(dispatch(x.dtype, [&](auto x_tag) {
-        return dispatch(w.data ? w.dtype : MTP_F32, [&](auto w_tag) {
-            using X = typename decltype(x_tag)::type;
-            using W = typename decltype(w_tag)::type;
-            return with_pack(pack, [&](auto n) -> mtp_status {
-                constexpr int N = decltype(n)::value;
-                MTP_CUDA_TRY(op, allow_shared(backward_kernel<X, W, N>, shared));
-                MTP_CUDA_TRY(op, MTP_LAUNCH((backward_kernel<X, W, N>), (unsigned)s.chunks, warps * WARP, shared,
-                                            device->stream, b, (const X *)x.data, x.stride[0], (const W *)w.data));
-                return MTP_OK;
-            });
-        });
-    }));
-    if (dw.data)
-        MTP_CUDA_TRY(op,
-                     MTP_LAUNCH(add_chunks_kernel, (unsigned)divide_up(b.width, WARP), THREADS, 0, device->stream,
-                                (float *)dw.data, (const float *)s.dw, s.chunks, b.width, dw_write == MTP_ACCUMULATE));
-    if (dscalar.data)
-        MTP_CUDA_TRY(op, MTP_LAUNCH(add_scalars_kernel, 1, 1, 0, device->stream, (float *)dscalar.data,
-                                    (const double *)s.dscalar, s.chunks, dscalar_write == MTP_ACCUMULATE));
+                        (long long)width, device->shared_block / (kinds * (int)sizeof(float)) - 2 * WARPS);
     return MTP_OK;
 }
 
-const mtp_view absent = {};
+mtp_status add_partial_sums(mtp_device *device, const char *op, const backward_scratch &s,
+                            const parameter_gradients &to)
+{
+    const struct {
+        const mtp_view *to;
+        const float *partial;
+    } weights[] = {{to.dw, s.dw}, {to.next_dw, s.next_dw}};
+    for (const auto &w : weights) {
+        if (!w.to->data) continue;
+        const int width = (int)w.to->shape[0];
+        MTP_CUDA_TRY(op, MTP_LAUNCH(add_chunks_kernel, (unsigned)divide_up(width, WARP), THREADS, 0, device->stream,
+                                    (float *)w.to->data, w.partial, s.chunks, width, to.dw_write == MTP_ACCUMULATE));
+    }
+    if (to.dscalar->data)
+        MTP_CUDA_TRY(op, MTP_LAUNCH(add_scalars_kernel, 1, 1, 0, device->stream, (float *)to.dscalar->data,
+                                    (const double *)s.dscalar, s.chunks, to.dscalar_write == MTP_ACCUMULATE));
+    return MTP_OK;
+}
+
+namespace
+{
+
+/* The angles of RoPE: a row of cos and sin for every `heads` rows. */
+struct angles {
+    matrix<const float> cosine, sine;
+    int64_t heads;
+};
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+struct norm_forward {
+    const void *x;
+    int64_t x_stride;
+    void *y; /* may be x: a lane reads its elements before it writes them */
+    int64_t y_stride;
+    weight w;
+    float *rstd; /* optional */
+    int64_t rows;
+    int width;
+    float eps;
+    angles rope;
+};
+
+template <typename X, typename S, int N>
+__global__ void __launch_bounds__(THREADS, 4) norm_kernel(norm_forward a)
+{
+    const int64_t r = row_of_warp();
+    if (r >= a.rows) return; /* the whole warp */
+    const X *x = (const X *)a.x + r * a.x_stride;
+    S *y = (S *)a.y + r * a.y_stride;
+    float sumsq = 0.0f;
+    each_pack<N>(a.width, [&](int i) { sumsq = add_squares(sumsq, load<N>(x + i)); });
+    const float rstd = reciprocal_rms(warp_sum(sumsq), a.width, a.eps);
+    if (a.rstd && threadIdx.x % WARP == 0) a.rstd[r] = rstd;
+    each_pack<N>(a.width, [&](int i) {
+        pack<N> v = load<N>(x + i);
+        const pack<N> w = a.w.at<N>(i);
+        for (int j = 0; j < N; j++) v.v[j] = v.v[j] * rstd * w.v[j];
+        store<N>(y + i, v);
+    });
+}
+
+/* Rows are heads, and RoPE follows: a lane holds packs of pairs (i, i + width / 2). */
+template <typename S, int N>
+__global__ void __launch_bounds__(THREADS, 2) norm_rope_kernel(norm_forward a)
+{
+    const int64_t r = row_of_warp();
+    const int half = a.width / 2;
+    if (r >= a.rows) return;
+    const S *x = (const S *)a.x + r * a.x_stride;
+    S *y = (S *)a.y + r * a.y_stride;
+    const float *cosine = a.rope.cosine.row(r / a.rope.heads), *sine = a.rope.sine.row(r / a.rope.heads);
+    float sumsq = 0.0f;
+    each_pack<N>(half, [&](int i) { sumsq = add_squares(add_squares(sumsq, load<N>(x + i)), load<N>(x + half + i)); });
+    const float rstd = reciprocal_rms(warp_sum(sumsq), a.width, a.eps);
+    if (a.rstd && threadIdx.x % WARP == 0) a.rstd[r] = rstd;
+    each_pack<N>(half, [&](int i) {
+        const pack<N> c = load<N>(cosine + i), s = load<N>(sine + i);
+        pack<N> low = times(load<N>(x + i), a.w.at<N>(i)), high = times(load<N>(x + half + i), a.w.at<N>(half + i));
+        for (int j = 0; j < N; j++) {
+            const float u = low.v[j] * rstd, v = high.v[j] * rstd;
+            low.v[j] = u * c.v[j] - v * s.v[j];
+            high.v[j] = v * c.v[j] + u * s.v[j];
+        }
+        store<N>(y + i, low);
+        store<N>(y + half + i, high);
+    });
+}
+
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
+
+struct norm_backward {
+    chunk_sums sums;
+    const void *x, *dy;
+    int64_t x_stride, dy_stride;
+    weight w;
+    const float *rstd;
+    void *dx; /* optional; may be dy, or x */
+    int64_t dx_stride;
+    int dx_bf16, add_dx; /* add_dx: it is fp32 */
+    angles rope;
+};
+
+/* dx (+)= rstd w dy - x rstd^3 / width sum(x w dy); dw += x rstd dy */
+template <typename X, typename S, int N>
+__device__ __forceinline__ void norm_backward_row(const norm_backward &b, int64_t r, float *dw)
+{
+    const int width = b.sums.width;
+    const X *x = (const X *)b.x + r * b.x_stride;
+    const S *dy = (const S *)b.dy + r * b.dy_stride;
+    const float rstd = b.rstd[r];
+    float product = 0.0f;
+    each_pack<N>(width,
+                 [&](int i) { product = add_product(product, times(load<N>(x + i), b.w.at<N>(i)), load<N>(dy + i)); });
+    const float beta = rstd * (warp_sum(product) / (float)width * rstd * rstd);
+    each_pack<N>(width, [&](int i) {
+        const pack<N> xi = load<N>(x + i), g = load<N>(dy + i);
+        if (b.sums.dw)
+            for (int j = 0; j < N; j++) dw[i + j] = fmaf(xi.v[j] * rstd, g.v[j], dw[i + j]);
+        if (!b.dx) return;
+        const pack<N> w = b.w.at<N>(i);
+        pack<N> out;
+        for (int j = 0; j < N; j++) out.v[j] = rstd * w.v[j] * g.v[j] - beta * xi.v[j];
+        if (b.dx_bf16) {
+            store<N>((bf16 *)b.dx + r * b.dx_stride + i, out);
+            return;
+        }
+        float *dx = (float *)b.dx + r * b.dx_stride + i;
+        if (b.add_dx) {
+            const pack<N> old = load<N>(dx);
+            for (int j = 0; j < N; j++) out.v[j] += old.v[j];
+        }
+        store<N>(dx, out);
+    });
+}
+
+template <typename X, typename S, int N>
+__global__ void __launch_bounds__(THREADS, 2) norm_backward_kernel(norm_backward b)
+{
+    MTP_DYNAMIC_SHARED(float, sums);
+    MTP_SHARED(double, scalars, [WARPS]);
+    sum_chunk(b.sums, sums, scalars, [&](int64_t r, float *dw, float *) {
+        norm_backward_row<X, S, N>(b, r, dw);
+        return 0.0;
+    });
+}
+
+/* The same with dy turned back first. */
+template <typename S, int N>
+__device__ __forceinline__ void norm_rope_backward_row(const norm_backward &b, int64_t r, float *dw)
+{
+    const int half = b.sums.width / 2;
+    const S *x = (const S *)b.x + r * b.x_stride, *dy = (const S *)b.dy + r * b.dy_stride;
+    const float *cosine = b.rope.cosine.row(r / b.rope.heads), *sine = b.rope.sine.row(r / b.rope.heads);
+    const float rstd = b.rstd[r];
+    auto turn_back = [&](int i, pack<N> &low, pack<N> &high) {
+        const pack<N> c = load<N>(cosine + i), s = load<N>(sine + i), u = load<N>(dy + i), v = load<N>(dy + half + i);
+        for (int j = 0; j < N; j++) {
+            low.v[j] = u.v[j] * c.v[j] + v.v[j] * s.v[j];
+            high.v[j] = v.v[j] * c.v[j] - u.v[j] * s.v[j];
+        }
+    };
+    float product = 0.0f;
+    each_pack<N>(half, [&](int i) {
+        pack<N> low, high;
+        turn_back(i, low, high);
+        product = add_product(product, times(load<N>(x + i), b.w.at<N>(i)), low);
+        product = add_product(product, times(load<N>(x + half + i), b.w.at<N>(half + i)), high);
+    });
+    const float beta = rstd * (warp_sum(product) / (float)b.sums.width * rstd * rstd);
+    each_pack<N>(half, [&](int i) {
+        pack<N> g[2];
+        turn_back(i, g[0], g[1]);
+        for (int k = 0; k < 2; k++) {
+            const int at = i + k * half;
+            const pack<N> xi = load<N>(x + at), w = b.w.at<N>(at);
+            if (b.sums.dw)
+                for (int j = 0; j < N; j++) dw[at + j] = fmaf(xi.v[j] * rstd, g[k].v[j], dw[at + j]);
+            if (!b.dx) continue;
+            pack<N> out;
+            for (int j = 0; j < N; j++) out.v[j] = rstd * w.v[j] * g[k].v[j] - beta * xi.v[j];
+            store<N>((S *)b.dx + r * b.dx_stride + at, out);
+        }
+    });
+}
+
+template <typename S, int N>
+__global__ void __launch_bounds__(THREADS, 2) norm_rope_backward_kernel(norm_backward b)
+{
+    MTP_DYNAMIC_SHARED(float, sums);
+    MTP_SHARED(double, scalars, [WARPS]);
+    sum_chunk(b.sums, sums, scalars, [&](int64_t r, float *dw, float *) {
+        norm_rope_backward_row<S, N>(b, r, dw);
+        return 0.0;
+    });
+}
+
+angles angles_of(const mtp_rmsnorm_args *a)
+{
+    return {of<const float>(a->cos), of<const float>(a->sin), a->cos.data ? a->x.shape[0] / a->cos.shape[0] : 1};
+}
+
+/* Elements of a pack of RoPE's pairs: 8 where a warp then has something for every lane, else 4, or 1. */
+template <typename... Views>
+int rope_pack(int64_t width, const Views &...views)
+{
+    if (width / 2 % (8 * WARP) == 0 && packs_fit<8>(width / 2, views...)) return 8;
+    return packs_fit<4>(width / 2, views...) ? 4 : 1;
+}
+
+template <typename Body>
+mtp_status with_rope_pack(int pack, Body body)
+{
+    if (pack == 8) return body(std::integral_constant<int, 8>());
+    return with_pack<4>(pack == 4, body);
+}
 
 } // namespace
+} // namespace norm
+} // namespace mtp
+
+using namespace mtp;
+using namespace mtp::norm;
 
 /* ---- the ops ----------------------------------------------------------------------------------------------------- */
 
 extern "C" mtp_status mtp__cuda_rmsnorm_fwd(mtp_device *device, const mtp_rmsnorm_args *a)
 {
     const char *op = "rmsnorm_fwd";
-    MTP_TRY(mtp__check_rmsnorm_fwd(op, a));
-    return norm_forward(device, op, a->x, a->w, absent, absent, a->y, a->rstd, a->eps);
+    MTP_TRY(mtp__check_rmsnorm_fwd(op, a, device->info.stored));
+    const int64_t rows = a->x.shape[0], width = a->x.shape[1];
+    const unsigned blocks = (unsigned)divide_up(rows, WARPS);
+    const norm_forward args = {a->x.data,       a->x.stride[0],        a->y.data, a->y.stride[0],
+                               weight_of(a->w), (float *)a->rstd.data, rows,      (int)width,
+                               a->eps,          angles_of(a)};
+    if (a->cos.data)
+        return dispatch_stored(a->y.dtype, [&](auto tag) {
+            using S = typename decltype(tag)::type;
+            return with_rope_pack(rope_pack(width, a->x, a->w, a->y, a->cos, a->sin), [&](auto n) -> mtp_status {
+                constexpr int N = decltype(n)::value;
+                MTP_CUDA_TRY(op, MTP_LAUNCH((norm_rope_kernel<S, N>), blocks, THREADS, 0, device->stream, args));
+                return MTP_OK;
+            });
+        });
+    return dispatch(a->x.dtype, [&](auto x_tag) {
+        return dispatch_stored(a->y.dtype, [&](auto y_tag) {
+            using X = typename decltype(x_tag)::type;
+            using S = typename decltype(y_tag)::type;
+            constexpr int WIDE = wide_pack<X, S>();
+            return with_pack<WIDE>(packs_fit<WIDE>(width, a->x, a->w, a->y), [&](auto n) -> mtp_status {
+                constexpr int N = decltype(n)::value;
+                MTP_CUDA_TRY(op, MTP_LAUNCH((norm_kernel<X, S, N>), blocks, THREADS, 0, device->stream, args));
+                return MTP_OK;
+            });
+        });
+    });
 }
 
 extern "C" size_t mtp__cuda_rmsnorm_bwd_scratch(const mtp_device *device, const mtp_rmsnorm_args *a)
 {
     (void)device;
-    return lay_out(a->x.shape[0], a->x.shape[1], NULL).total;
+    return lay_out(a->x.shape[0], a->x.shape[1], false, NULL).total;
 }
 
 extern "C" mtp_status mtp__cuda_rmsnorm_bwd(mtp_device *device, const mtp_rmsnorm_args *a)
 {
     const char *op = "rmsnorm_bwd";
-    MTP_TRY(mtp__check_rmsnorm_bwd(op, a));
+    MTP_TRY(mtp__check_rmsnorm_bwd(op, a, device->info.stored));
     const int64_t width = a->x.shape[1];
-    backward b = {};
-    b.dy = of(a->dy);
-    b.dx = of(a->dx);
-    b.rstd = (const float *)a->rstd.data;
-    b.add_dx = a->dx_write == MTP_ACCUMULATE;
-    return norm_backward(device, op, b, a->x, a->w, a->dw, a->dw_write, absent, MTP_OVERWRITE,
-                         pack_of(width, a->x, a->w, a->dy, a->dx), &a->scratch);
-}
-
-extern "C" mtp_status mtp__cuda_residual_norm_fwd(mtp_device *device, const mtp_residual_norm_args *a)
-{
-    const char *op = "residual_norm_fwd";
-    MTP_TRY(mtp__check_residual_norm_fwd(op, a));
-    return norm_forward(device, op, a->x, a->w, a->residual, a->scalar, a->y, a->rstd, a->eps);
-}
-
-extern "C" size_t mtp__cuda_residual_norm_bwd_scratch(const mtp_device *device, const mtp_residual_norm_args *a)
-{
-    (void)device;
-    return lay_out(a->x.shape[0], a->x.shape[1], NULL).total;
-}
-
-extern "C" mtp_status mtp__cuda_residual_norm_bwd(mtp_device *device, const mtp_residual_norm_args *a)
-{
-    const char *op = "residual_norm_bwd";
-    MTP_TRY(mtp__check_residual_norm_bwd(op, a));
-    const int64_t width = a->x.shape[1];
-    backward b = {};
-    b.dy = of(a->dy);
-    b.dx = of(a->dx);
-    b.dresidual = of(a->dresidual);
-    b.residual = of(a->residual);
-    b.rstd = (const float *)a->rstd.data;
-    b.scalar = (const float *)a->scalar.data;
-    b.add_dresidual = a->dresidual_write == MTP_ACCUMULATE;
-    const mtp_view &residual = a->dscalar.data ? a->residual : absent;
-    return norm_backward(device, op, b, a->x, a->w, a->dw, a->dw_write, a->dscalar, a->dscalar_write,
-                         pack_of(width, a->x, a->w, a->dy, a->dx, a->dresidual, residual), &a->scratch);
+    const backward_scratch s = lay_out(a->x.shape[0], width, false, a->scratch.data);
+    MTP_TRY(mtp__check_scratch(op, &a->scratch, s.total));
+    const parameter_gradients to = {&a->dw, &absent, &absent, a->dw_write, MTP_OVERWRITE};
+    backward_launch launch;
+    MTP_TRY(plan_backward(device, op, a->x, s, to, &launch));
+    const norm_backward args = {launch.sums,
+                                a->x.data,
+                                a->dy.data,
+                                a->x.stride[0],
+                                a->dy.stride[0],
+                                weight_of(a->w),
+                                (const float *)a->rstd.data,
+                                a->dx.data,
+                                a->dx.stride[0],
+                                a->dx.dtype == MTP_BF16,
+                                a->dx_write == MTP_ACCUMULATE,
+                                angles_of(a)};
+    if (a->cos.data) {
+        MTP_TRY(dispatch_stored(a->dy.dtype, [&](auto tag) {
+            using S = typename decltype(tag)::type;
+            return with_rope_pack(rope_pack(width, a->x, a->w, a->dy, a->dx, a->cos, a->sin), [&](auto n) {
+                return launch_backward(device, op, norm_rope_backward_kernel<S, decltype(n)::value>, args, launch, s);
+            });
+        }));
+        return add_partial_sums(device, op, s, to);
+    }
+    MTP_TRY(dispatch(a->x.dtype, [&](auto x_tag) {
+        return dispatch_stored(a->dy.dtype, [&](auto y_tag) {
+            using X = typename decltype(x_tag)::type;
+            using S = typename decltype(y_tag)::type;
+            constexpr int WIDE = wide_pack<X, S>();
+            return with_pack<WIDE>(packs_fit<WIDE>(width, a->x, a->w, a->dy, a->dx), [&](auto n) {
+                return launch_backward(device, op, norm_backward_kernel<X, S, decltype(n)::value>, args, launch, s);
+            });
+        });
+    }));
+    return add_partial_sums(device, op, s, to);
 }

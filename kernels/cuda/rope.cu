@@ -25,24 +25,25 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+template <typename T>
 struct heads {
-    float *data;
+    T *data;
     int64_t row, head; /* strides */
 };
 
 /* One thread a pack of pairs (i, i + D/2) of one head. */
-template <int N>
+template <typename T, int N>
 __global__ void __launch_bounds__(THREADS)
-    rotate_kernel(heads y, heads x, const float *cosine, int64_t cos_stride, const float *sine, int64_t sin_stride,
-                  float sign, int64_t rows, int num_heads, int pairs)
+    rotate_kernel(heads<T> y, heads<T> x, const float *cosine, int64_t cos_stride, const float *sine,
+                  int64_t sin_stride, float sign, int64_t rows, int num_heads, int pairs)
 {
     const int packs = pairs / N;
     const int64_t step = (int64_t)gridDim.x * blockDim.x, total = rows * num_heads * packs;
     for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < total; p += step) {
         const int64_t head_row = p / packs, r = head_row / num_heads;
         const int i = (int)(p - head_row * packs) * N, h = (int)(head_row - r * num_heads);
-        const float *from = x.data + r * x.row + h * x.head + i;
-        float *to = y.data + r * y.row + h * y.head + i;
+        const T *from = x.data + r * x.row + h * x.head + i;
+        T *to = y.data + r * y.row + h * y.head + i;
         const pack<N> low = load<N>(from), high = load<N>(from + pairs);
         const pack<N> c = load<N>(cosine + r * cos_stride + i), s = load<N>(sine + r * sin_stride + i);
         pack<N> out_low, out_high;
@@ -59,21 +60,20 @@ __global__ void __launch_bounds__(THREADS)
 mtp_status rotate(mtp_device *device, const char *op, const mtp_rope_args *a, float sign)
 {
     const int64_t rows = a->x.shape[0], num_heads = a->x.shape[1], width = a->x.shape[2];
-    MTP__CHECK(op, x, MTP_F32, -1, -1, -1);
-    if (width % 2 != 0)
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: x has heads of width %lld; it must be even", op, (long long)width);
-    MTP__CHECK(op, cos, MTP_F32, rows, width / 2);
-    MTP__CHECK(op, sin, MTP_F32, rows, width / 2);
-    MTP__CHECK(op, y, MTP_F32, rows, num_heads, width);
-    const heads y = {(float *)a->y.data, a->y.stride[0], a->y.stride[1]};
-    const heads x = {(float *)a->x.data, a->x.stride[0], a->x.stride[1]};
-    return with_pack(pack_of(width / 2, a->x, a->y, a->cos, a->sin), [&](auto n) -> mtp_status {
-        constexpr int N = decltype(n)::value;
-        const unsigned blocks = blocks_for(device, rows * num_heads * (width / 2 / N), THREADS);
-        MTP_CUDA_TRY(op, MTP_LAUNCH(rotate_kernel<N>, blocks, THREADS, 0, device->stream, y, x,
-                                    (const float *)a->cos.data, a->cos.stride[0], (const float *)a->sin.data,
-                                    a->sin.stride[0], sign, rows, (int)num_heads, (int)(width / 2)));
-        return MTP_OK;
+    MTP_TRY(mtp__check_rope(op, a, device->info.stored));
+    return dispatch_stored(a->x.dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        constexpr int WIDE = wide_pack<T>();
+        const heads<T> y = {(T *)a->y.data, a->y.stride[0], a->y.stride[1]};
+        const heads<T> x = {(T *)a->x.data, a->x.stride[0], a->x.stride[1]};
+        return with_pack<WIDE>(packs_fit<WIDE>(width / 2, a->x, a->y, a->cos, a->sin), [&](auto n) -> mtp_status {
+            constexpr int N = decltype(n)::value;
+            const unsigned blocks = blocks_for(device, rows * num_heads * (width / 2 / N), THREADS);
+            MTP_CUDA_TRY(op, MTP_LAUNCH((rotate_kernel<T, N>), blocks, THREADS, 0, device->stream, y, x,
+                                        (const float *)a->cos.data, a->cos.stride[0], (const float *)a->sin.data,
+                                        a->sin.stride[0], sign, rows, (int)num_heads, (int)(width / 2)));
+            return MTP_OK;
+        });
     });
 }
 

@@ -20,10 +20,10 @@ int threads_of(int64_t width, int pack)
 /* ---- embedding, gather, scatter: one block a row ----------------------------------------------------------------- */
 
 /* y = round(factor * x) in the precision of T, factor rounded to it too */
-template <typename T, int N>
+template <typename T, typename Y, int N>
 __global__ void __launch_bounds__(THREADS)
-    embed_kernel(float *y, int64_t y_stride, const T *table, int64_t table_stride, const int32_t *ids, int limit,
-                 int width, float root, fault *fault)
+    embed_kernel(Y *y, int64_t y_stride, const T *table, int64_t table_stride, const int32_t *ids, int limit, int width,
+                 float root, fault *fault)
 {
     const int64_t r = blockIdx.x;
     const int id = ids[r];
@@ -37,9 +37,9 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <typename T, int N>
+template <typename T, typename D, int N>
 __global__ void __launch_bounds__(THREADS)
-    gather_kernel(float *dst, int64_t dst_stride, const T *src, int64_t src_stride, const int32_t *index, int limit,
+    gather_kernel(D *dst, int64_t dst_stride, const T *src, int64_t src_stride, const int32_t *index, int limit,
                   int width, bool accumulate, fault *fault)
 {
     const int64_t r = blockIdx.x;
@@ -154,13 +154,27 @@ mtp_status convert(mtp_device *device, const char *op, const mtp_view &src, cons
         return dispatch(dst.dtype, [&](auto to_tag) {
             using From = typename decltype(from_tag)::type;
             using To = typename decltype(to_tag)::type;
-            return with_pack(pack_of(shape.width, src, dst), [&](auto n) -> mtp_status {
+            constexpr int WIDE = wide_pack<From, To>();
+            return with_pack<WIDE>(packs_fit<WIDE>(shape.width, src, dst), [&](auto n) -> mtp_status {
                 constexpr int N = decltype(n)::value;
                 const unsigned blocks = blocks_for(device, shape.rows * shape.width / N, THREADS);
                 MTP_CUDA_TRY(op, MTP_LAUNCH((convert_kernel<From, To, N>), blocks, THREADS, 0, device->stream,
                                             (To *)dst.data, (const From *)src.data, shape));
                 return MTP_OK;
             });
+        });
+    });
+}
+
+/* body(type_of<real>(), type_of<stored>(), integral_constant<int, elements of a pack>()) for rows that move from a real
+ * matrix to a stored one. */
+template <typename Body>
+mtp_status dispatch_rows(int64_t width, const mtp_view &from, const mtp_view &to, Body body)
+{
+    return dispatch(from.dtype, [&](auto from_tag) {
+        return dispatch_stored(to.dtype, [&](auto to_tag) {
+            constexpr int WIDE = wide_pack<typename decltype(from_tag)::type, typename decltype(to_tag)::type>();
+            return with_pack<WIDE>(packs_fit<WIDE>(width, from, to), [&](auto n) { return body(from_tag, to_tag, n); });
         });
     });
 }
@@ -173,19 +187,17 @@ extern "C" mtp_status mtp__cuda_embed_fwd(mtp_device *device, const mtp_embed_ar
     const int64_t rows = a->ids.shape[0], width = a->table.shape[1];
     MTP__CHECK(op, table, MTP__REAL, -1, -1);
     MTP__CHECK(op, ids, MTP_I32, -1);
-    MTP__CHECK(op, y, MTP_F32, rows, width);
+    MTP__CHECK(op, y, mtp__stored_as(&a->y, device->info.stored), rows, width);
     const float root = (float)sqrt((double)width);
-    const int pack = pack_of(width, a->table, a->y);
-    return dispatch(a->table.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        return with_pack(pack, [&](auto n) -> mtp_status {
-            constexpr int N = decltype(n)::value;
-            MTP_CUDA_TRY(op, MTP_LAUNCH((embed_kernel<T, N>), (unsigned)rows, threads_of(width, N), 0, device->stream,
-                                        (float *)a->y.data, a->y.stride[0], (const T *)a->table.data,
-                                        a->table.stride[0], (const int32_t *)a->ids.data, (int)a->table.shape[0],
-                                        (int)width, root, device->fault));
-            return MTP_OK;
-        });
+    return dispatch_rows(width, a->table, a->y, [&](auto from, auto to, auto n) -> mtp_status {
+        using T = typename decltype(from)::type;
+        using Y = typename decltype(to)::type;
+        constexpr int N = decltype(n)::value;
+        MTP_CUDA_TRY(op,
+                     MTP_LAUNCH((embed_kernel<T, Y, N>), (unsigned)rows, threads_of(width, N), 0, device->stream,
+                                (Y *)a->y.data, a->y.stride[0], (const T *)a->table.data, a->table.stride[0],
+                                (const int32_t *)a->ids.data, (int)a->table.shape[0], (int)width, root, device->fault));
+        return MTP_OK;
     });
 }
 
@@ -195,17 +207,17 @@ extern "C" mtp_status mtp__cuda_gather_rows(mtp_device *device, const mtp_gather
     const int64_t rows = a->index.shape[0], width = a->src.shape[1];
     MTP__CHECK(op, src, MTP__REAL, -1, -1);
     MTP__CHECK(op, index, MTP_I32, -1);
-    MTP__CHECK(op, dst, MTP_F32, rows, width);
-    return dispatch(a->src.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        return with_pack(pack_of(width, a->src, a->dst), [&](auto n) -> mtp_status {
-            constexpr int N = decltype(n)::value;
-            MTP_CUDA_TRY(op, MTP_LAUNCH((gather_kernel<T, N>), (unsigned)rows, threads_of(width, N), 0, device->stream,
-                                        (float *)a->dst.data, a->dst.stride[0], (const T *)a->src.data,
-                                        a->src.stride[0], (const int32_t *)a->index.data, (int)a->src.shape[0],
-                                        (int)width, a->write == MTP_ACCUMULATE, device->fault));
-            return MTP_OK;
-        });
+    const bool accumulate = a->write == MTP_ACCUMULATE;
+    MTP__CHECK(op, dst, accumulate ? (int)MTP_F32 : mtp__stored_as(&a->dst, device->info.stored), rows, width);
+    return dispatch_rows(width, a->src, a->dst, [&](auto from, auto to, auto n) -> mtp_status {
+        using T = typename decltype(from)::type;
+        using D = typename decltype(to)::type;
+        constexpr int N = decltype(n)::value;
+        MTP_CUDA_TRY(op, MTP_LAUNCH((gather_kernel<T, D, N>), (unsigned)rows, threads_of(width, N), 0, device->stream,
+                                    (D *)a->dst.data, a->dst.stride[0], (const T *)a->src.data, a->src.stride[0],
+                                    (const int32_t *)a->index.data, (int)a->src.shape[0], (int)width, accumulate,
+                                    device->fault));
+        return MTP_OK;
     });
 }
 
@@ -216,7 +228,7 @@ extern "C" mtp_status mtp__cuda_scatter_rows(mtp_device *device, const mtp_gathe
     MTP__CHECK(op, index, MTP_I32, -1);
     MTP__CHECK(op, src, MTP_F32, rows, -1);
     MTP__CHECK(op, dst, MTP_F32, -1, width);
-    return with_pack(pack_of(width, a->src, a->dst), [&](auto n) -> mtp_status {
+    return with_pack<4>(packs_fit<4>(width, a->src, a->dst), [&](auto n) -> mtp_status {
         constexpr int N = decltype(n)::value;
         MTP_CUDA_TRY(op, MTP_LAUNCH(scatter_kernel<N>, (unsigned)rows, threads_of(width, N), 0, device->stream,
                                     (float *)a->dst.data, a->dst.stride[0], (const float *)a->src.data,
@@ -237,7 +249,7 @@ extern "C" mtp_status mtp__cuda_axpy(mtp_device *device, const mtp_axpy_args *a)
     const char *op = "axpy";
     MTP_TRY(mtp__check_axpy(op, a));
     const pair_shape shape = collapse(a->x, a->y);
-    return with_pack(pack_of(shape.width, a->x, a->y), [&](auto n) -> mtp_status {
+    return with_pack<4>(packs_fit<4>(shape.width, a->x, a->y), [&](auto n) -> mtp_status {
         constexpr int N = decltype(n)::value;
         const unsigned blocks = blocks_for(device, shape.rows * shape.width / N, THREADS);
         MTP_CUDA_TRY(op, MTP_LAUNCH(axpy_kernel<N>, blocks, THREADS, 0, device->stream, (float *)a->y.data,

@@ -22,24 +22,26 @@ typedef struct attention_gaps {
 
 typedef struct attention_problem {
     attention_shape s;
+    mtp_dtype stored; /* of q, o and their gradients */
     int64_t R, S;
     ops_tensor q, kv, o, lse, dout, dq;
     int32_t *key_begin, *key_end, *doc_begin;
 } attention_problem;
 
-static inline attention_problem attention_make(test_rng *rng, attention_shape s, attention_gaps gap, float q_scale)
+static inline attention_problem attention_make_stored(test_rng *rng, attention_shape s, attention_gaps gap,
+                                                      float q_scale, mtp_dtype stored)
 {
-    attention_problem p = {.s = s};
+    attention_problem p = {.s = s, .stored = stored};
     for (int i = 0; i < s.num_documents; i++) {
         p.R += s.documents[i].rows;
         p.S += s.documents[i].tokens;
     }
-    p.q = ops_random(rng, MTP_F32, p.R, s.NH * s.D, gap.q, q_scale);
+    p.q = ops_random(rng, stored, p.R, s.NH * s.D, gap.q, q_scale);
     p.kv = ops_random(rng, s.dtype, p.S, 2 * s.NKV * s.D, gap.kv, 1);
-    p.o = ops_random(rng, MTP_F32, p.R, s.NH * s.D, gap.o, 1);
+    p.o = ops_random(rng, stored, p.R, s.NH * s.D, gap.o, 1);
     p.lse = ops_random(rng, MTP_F32, p.R, s.NH, gap.lse, 1);
-    p.dout = ops_random(rng, MTP_F32, p.R, s.NH * s.D, gap.dout, 1);
-    p.dq = ops_random(rng, MTP_F32, p.R, s.NH * s.D, gap.dq, 1);
+    p.dout = ops_random(rng, stored, p.R, s.NH * s.D, gap.dout, 1);
+    p.dq = ops_random(rng, stored, p.R, s.NH * s.D, gap.dq, 1);
     p.key_begin = ops_bytes((size_t)p.R * sizeof(int32_t));
     p.key_end = ops_bytes((size_t)p.R * sizeof(int32_t));
     p.doc_begin = ops_bytes((size_t)p.R * sizeof(int32_t));
@@ -54,6 +56,11 @@ static inline attention_problem attention_make(test_rng *rng, attention_shape s,
         doc += d.tokens;
     }
     return p;
+}
+
+static inline attention_problem attention_make(test_rng *rng, attention_shape s, attention_gaps gap, float q_scale)
+{
+    return attention_make_stored(rng, s, gap, q_scale, MTP_F32);
 }
 
 /* [R, NH * D] as [R, NH, D] */

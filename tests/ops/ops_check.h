@@ -228,6 +228,17 @@ static inline int64_t ops_width(const ops_tensor *t)
     return t->view.shape[t->view.rank - 1];
 }
 
+/* Element c of row r, of a tensor that is F32 or BF16. */
+static inline float ops_at(const ops_tensor *t, int64_t r, int64_t c)
+{
+    const int64_t element = (t->view.rank == 1 ? 0 : r * t->view.stride[0]) + c;
+    if (t->view.dtype == MTP_F32) return ((const float *)t->view.data)[element];
+    const uint32_t bits = (uint32_t)((const uint16_t *)t->view.data)[element] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 /* Address of row r of an F32 tensor. */
 static inline float *ops_row(const ops_tensor *t, int64_t r)
 {
@@ -255,17 +266,20 @@ static inline void ops_expect(const char *name, const ops_tensor *got, const dou
     }
 }
 
-/* Largest error against `want` of the op at most twice that of the plain loop. */
+/* Largest error against `want` of the op, whose result is F32 or BF16, at most twice that of the plain loop. */
 static inline void ops_expect_bf16(const char *name, const ops_tensor *got, const double *want, const double *plain)
 {
     const int64_t width = ops_width(got);
     double error = 0, allowed = 0;
     for (int64_t i = 0; i < ops_rows(got) * width; i++) {
-        const double e = fabs((double)ops_row(got, i / width)[i % width] - want[i]);
+        const double e = fabs((double)ops_at(got, i / width, i % width) - want[i]);
         if (!(e <= error)) error = e; /* NaN stays */
         if (fabs(plain[i] - want[i]) > allowed) allowed = fabs(plain[i] - want[i]);
     }
     if (!(error <= 2 * allowed)) fail_msg("%s: error %.3g, of a plain loop in bf16 %.3g", name, error, allowed);
+    for (int64_t r = 0; r + 1 < ops_rows(got); r++)
+        for (int64_t c = width; c < got->view.stride[0]; c++)
+            if (ops_at(got, r, c) != ops_gap) fail_msg("%s: written %d elements after row %d", name, (int)c, (int)r);
 }
 
 /* n doubles, zeroed. */
@@ -276,15 +290,37 @@ static inline double *ops_doubles(int64_t n)
     return x;
 }
 
+/* A stored result: in F32 as above; in BF16 against the plain loop that computes it exactly and rounds it at the end.
+ */
+static inline void ops_expect_stored(const char *name, const ops_tensor *got, const double *want, double tolerance)
+{
+    if (got->view.dtype == MTP_F32) {
+        ops_expect(name, got, want, tolerance);
+        return;
+    }
+    const int64_t n = ops_rows(got) * ops_width(got);
+    double *plain = ops_doubles(n);
+    for (int64_t i = 0; i < n; i++) plain[i] = (double)ops_rounded((float)want[i], MTP_BF16);
+    ops_expect_bf16(name, got, want, plain);
+}
+
+/* The dtype in which a device stores activations. */
+static inline mtp_dtype ops_stored(const mtp_device *device)
+{
+    return ops_backend()->device_info(device)->stored;
+}
+
 /* ---- determinism ------------------------------------------------------------------------------------------------- */
 
-/* A number that changes with any bit of the rows of an F32 tensor (FNV-1a). */
+/* A number that changes with any bit of the rows of a tensor (FNV-1a). */
 static inline uint64_t ops_hash(const ops_tensor *t, uint64_t hash)
 {
     hash = hash ? hash : 1469598103934665603u;
     for (int64_t r = 0; r < ops_rows(t); r++) {
-        const unsigned char *bytes = (const unsigned char *)ops_row(t, r);
-        for (size_t i = 0; i < (size_t)ops_width(t) * sizeof(float); i++) hash = (hash ^ bytes[i]) * 1099511628211u;
+        const size_t size = mtp_dtype_size(t->view.dtype),
+                     first = t->view.rank == 1 ? 0 : (size_t)(r * t->view.stride[0]);
+        const unsigned char *bytes = (const unsigned char *)t->view.data + first * size;
+        for (size_t i = 0; i < (size_t)ops_width(t) * size; i++) hash = (hash ^ bytes[i]) * 1099511628211u;
     }
     return hash;
 }

@@ -140,6 +140,7 @@ static inline mtp_status mirror_end(mirror *m, mtp_status status)
 #define AT_7(args, a, ...) offsetof(args, a), AT_6(args, __VA_ARGS__)
 #define AT_9(args, a, b, ...) offsetof(args, a), offsetof(args, b), AT_7(args, __VA_ARGS__)
 #define AT_11(args, a, b, ...) offsetof(args, a), offsetof(args, b), AT_9(args, __VA_ARGS__)
+#define AT_16(args, a, b, c, d, e, ...) AT_5(args, a, b, c, d, e), AT_11(args, __VA_ARGS__)
 #define AT_13(args, a, b, ...) offsetof(args, a), offsetof(args, b), AT_11(args, __VA_ARGS__)
 
 static const size_t views_of_mtp_embed_args[] = {AT_3(mtp_embed_args, table, ids, y)};
@@ -147,9 +148,10 @@ static const size_t views_of_mtp_gather_args[] = {AT_3(mtp_gather_args, src, ind
 static const size_t views_of_mtp_convert_args[] = {AT_2(mtp_convert_args, src, dst)};
 static const size_t views_of_mtp_axpy_args[] = {AT_2(mtp_axpy_args, x, y)};
 static const size_t views_of_mtp_linear_args[] = {AT_3(mtp_linear_args, x, w, y)};
-static const size_t views_of_mtp_rmsnorm_args[] = {AT_7(mtp_rmsnorm_args, x, w, y, rstd, dy, dx, dw)};
-static const size_t views_of_mtp_residual_norm_args[] = {
-    AT_11(mtp_residual_norm_args, residual, x, w, scalar, y, rstd, dy, dresidual, dx, dw, dscalar)};
+static const size_t views_of_mtp_rmsnorm_args[] = {AT_9(mtp_rmsnorm_args, x, w, y, rstd, dy, dx, dw, cos, sin)};
+static const size_t views_of_mtp_residual_norm_args[] = {AT_16(mtp_residual_norm_args, residual, x, w, scalar, y, rstd,
+                                                               dy, dresidual, dx, dw, dscalar, next_w, next_y,
+                                                               next_rstd, next_dy, next_dw)};
 static const size_t views_of_mtp_geglu_args[] = {AT_6(mtp_geglu_args, gate, up, y, dy, dgate, dup)};
 static const size_t views_of_mtp_rope_table_args[] = {AT_4(mtp_rope_table_args, positions, inv_freq, cos, sin)};
 static const size_t views_of_mtp_rope_args[] = {AT_4(mtp_rope_args, x, cos, sin, y)};

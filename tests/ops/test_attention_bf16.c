@@ -49,7 +49,8 @@ static double dot(const float *x, const float *y, int64_t n, bool plain)
     return sum;
 }
 
-/* `plain`: q, do, P (before it is divided by its sum) and dS are rounded before they are multiplied. */
+/* `plain`: q, do, P (before it is divided by its sum) and dS are rounded before they are multiplied, and o and dq where
+ * they are stored so. */
 static void head(const attention_problem *p, int64_t r, int64_t h, bool plain, double *weight, const result *want)
 {
     const attention_shape *s = &p->s;
@@ -68,12 +69,15 @@ static void head(const attention_problem *p, int64_t r, int64_t h, bool plain, d
         const double probability = rounded(exp(weight[j] - top), plain) / sum;
         for (int64_t i = 0; i < s->D; i++) want->o[at + i] += probability * (double)v[i];
     }
+    const bool round_results = plain && p->stored == MTP_BF16;
+    for (int64_t i = 0; i < s->D; i++) want->o[at + i] = rounded(want->o[at + i], round_results);
     for (int64_t i = 0; i < s->D; i++) delta += rounded((double)dout[i], plain) * want->o[at + i];
     for (int64_t j = begin; j < end; j++) {
         const float *k = kv + (j * 2 * s->NKV + g) * s->D, *v = kv + ((j * 2 + 1) * s->NKV + g) * s->D;
         const double ds = exp(weight[j] - top) / sum * (dot(dout, v, s->D, plain) - delta);
         for (int64_t i = 0; i < s->D; i++) want->dq[at + i] += rounded(ds, plain) * (double)k[i];
     }
+    for (int64_t i = 0; i < s->D; i++) want->dq[at + i] = rounded(want->dq[at + i], round_results);
 }
 
 static result expected(const attention_problem *p, bool plain)
@@ -88,6 +92,57 @@ static result expected(const attention_problem *p, bool plain)
 
 /* ---- tests ------------------------------------------------------------------------------------------------------- */
 
+/* Widths that the fused kernels leave to the general one. */
+static const attention_shape general_shapes[] = {
+    {4, 2, 48, 0, MTP_BF16, 2, {{31, 9}, {40, 3}}},
+    {2, 1, 130, 20, MTP_F32, 1, {{70, 20}}},
+};
+
+static void check_errors(mtp_device *device, const attention_problem *problem)
+{
+    const attention_problem p = *problem;
+    const result want = expected(&p, false), plain = expected(&p, true);
+    mtp_attention_args a = attention_args(&p);
+    assert_ok(run(device, a));
+    ops_expect_bf16("o", &p.o, want.o, plain.o);
+    if (p.stored == MTP_F32) /* else q needs no rounding, and the sum is fp32 */
+        ops_expect_bf16("lse", &p.lse, want.lse, plain.lse);
+    else
+        ops_expect("lse", &p.lse, want.lse, 1e-6);
+    ops_expect_bf16("dq", &p.dq, want.dq, plain.dq);
+    const uint64_t bits = ops_hash(&p.dq, 0);
+    a.dq = a.do_; /* allowed */
+    assert_ok(run(device, a));
+    assert_true(ops_hash(&p.dout, 0) == bits);
+    ops_release_buffers();
+}
+
+/* As the device stores them; copies of 16 bytes want rows at multiples of 8 elements. */
+static void stored_views(void **state)
+{
+    (void)state;
+    mtp_device *device = ops_open_bf16();
+    test_rng rng = {.state = 95};
+    const attention_gaps gap = {.q = 8, .kv = 8, .o = 16, .lse = 1, .dout = 0, .dq = 24};
+    for (size_t i = 1; i < NUM_SHAPES; i += 2) {
+        const float scale = 6 / sqrtf((float)shapes[i].D);
+        const attention_problem p = attention_make_stored(&rng, shapes[i], gap, scale, ops_stored(device));
+        check_errors(device, &p);
+    }
+    const attention_gaps odd = {.q = 3, .kv = 2, .o = 1, .lse = 0, .dout = 5, .dq = 2};
+    for (size_t i = 0; i < sizeof general_shapes / sizeof *general_shapes; i++) {
+        const float scale = 6 / sqrtf((float)general_shapes[i].D);
+        const attention_problem p = attention_make_stored(&rng, general_shapes[i], odd, scale, ops_stored(device));
+        check_errors(device, &p);
+    }
+    if (ops_stored(device) == MTP_BF16) {
+        const attention_gaps q_alone = {.q = 4, .kv = 8, .o = 8, .lse = 0, .dout = 8, .dq = 8};
+        const attention_problem p = attention_make_stored(&rng, shapes[0], q_alone, 1.0f, MTP_BF16);
+        assert_fails(run(device, attention_args(&p)), MTP_E_ARGUMENT, "attention_fwd: q is moved 16 bytes at a time");
+    }
+    ops_release();
+}
+
 static void errors_are_those_of_bf16(void **state)
 {
     (void)state;
@@ -95,17 +150,7 @@ static void errors_are_those_of_bf16(void **state)
     test_rng rng = {.state = 91};
     for (size_t i = 0; i < NUM_SHAPES; i++) {
         const attention_problem p = make(&rng, shapes[i]);
-        const result want = expected(&p, false), plain = expected(&p, true);
-        mtp_attention_args a = attention_args(&p);
-        assert_ok(run(device, a));
-        ops_expect_bf16("o", &p.o, want.o, plain.o);
-        ops_expect_bf16("lse", &p.lse, want.lse, plain.lse);
-        ops_expect_bf16("dq", &p.dq, want.dq, plain.dq);
-        const uint64_t bits = ops_hash(&p.dq, 0);
-        a.dq = a.do_; /* allowed */
-        assert_ok(run(device, a));
-        assert_true(ops_hash(&p.dout, 0) == bits);
-        ops_release_buffers();
+        check_errors(device, &p);
     }
     ops_release();
 }
@@ -192,9 +237,8 @@ static void unseen_tokens_change_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(errors_are_those_of_bf16),
-        cmocka_unit_test(large_scores_stay_finite),
-        cmocka_unit_test(a_row_alone_has_the_same_bits),
+        cmocka_unit_test(errors_are_those_of_bf16),     cmocka_unit_test(stored_views),
+        cmocka_unit_test(large_scores_stay_finite),     cmocka_unit_test(a_row_alone_has_the_same_bits),
         cmocka_unit_test(unseen_tokens_change_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -33,6 +33,43 @@ static void embeddings_on_every_isa(void **state)
     ops_each_isa(embeddings);
 }
 
+/* Into the dtype in which the device stores: the fp32 value, which a table in bf16 has already, rounded once more. */
+static void rows_of_stored_views(void **state)
+{
+    (void)state;
+    static const mtp_dtype dtypes[] = {MTP_F32, MTP_BF16, MTP_F16};
+    enum { vocabulary = 20, rows = 9 };
+    static const int64_t widths[] = {5, 264};
+    mtp_device *device = ops_open_bf16();
+    const mtp_dtype stored = ops_stored(device);
+    for (int d = 0; d < 3; d++)
+        for (int k = 0; k < 2; k++) {
+            test_rng rng = {76};
+            const int64_t width = widths[k];
+            const ops_tensor table = ops_random(&rng, dtypes[d], vocabulary, width, 8 * k, 1.0f);
+            const ops_tensor ids = ops_indices(&rng, rows, vocabulary);
+            const ops_tensor y = ops_random(&rng, stored, rows, width, 0, 1.0f);
+            const ops_tensor dst = ops_random(&rng, stored, rows, width, 1, 1.0f);
+            int32_t *id = ids.view.data;
+            const mtp_embed_args embed = {.table = table.view, .ids = ids.view, .y = y.view};
+            assert_ok(ops_backend()->embed_fwd(device, &embed));
+            const float factor = ops_rounded((float)sqrt((double)width), dtypes[d]);
+            for (int r = 0; r < rows; r++)
+                for (int64_t i = 0; i < width; i++) {
+                    const float scaled = ops_rounded(factor * table.values[id[r] * width + i], dtypes[d]);
+                    assert_true(ops_at(&y, r, i) == ops_rounded(scaled, stored));
+                }
+            id[3] = MTP_NO_ROW;
+            const mtp_gather_args gather = {.src = table.view, .index = ids.view, .dst = dst.view};
+            assert_ok(ops_backend()->gather_rows(device, &gather));
+            for (int r = 0; r < rows; r++)
+                for (int64_t i = 0; i < width; i++)
+                    assert_true(ops_at(&dst, r, i) ==
+                                (r == 3 ? 0.0f : ops_rounded(table.values[id[r] * width + i], stored)));
+        }
+    ops_release();
+}
+
 static void ids_outside_are_refused(void **state)
 {
     (void)state;
@@ -179,9 +216,10 @@ static void more_than_two_axes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(embeddings_on_every_isa), cmocka_unit_test(ids_outside_are_refused),
-        cmocka_unit_test(rows_move_on_every_isa),  cmocka_unit_test(conversions_on_every_isa),
-        cmocka_unit_test(sums_on_every_isa),       cmocka_unit_test(more_than_two_axes),
+        cmocka_unit_test(embeddings_on_every_isa),  cmocka_unit_test(rows_of_stored_views),
+        cmocka_unit_test(ids_outside_are_refused),  cmocka_unit_test(rows_move_on_every_isa),
+        cmocka_unit_test(conversions_on_every_isa), cmocka_unit_test(sums_on_every_isa),
+        cmocka_unit_test(more_than_two_axes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* Protects: linear layers are the products they claim to be, for every dtype, stride and odd size; each row of y and dx
- * has the same bits alone, at every place and with any number of threads; bad arguments are refused by name. */
+/* Protects: linear layers are the products they claim to be, for every dtype, stride and odd size, in fp32 and as a
+ * device stores; each row of y and dx has the same bits alone, at every place and with any number of threads; bad
+ * arguments are refused by name. */
 #include "ops_check.h"
 
 typedef mtp_status (*linear_op)(mtp_device *device, const mtp_linear_args *a);
@@ -84,6 +85,66 @@ static void large_products_are_right(void **state)
             check(device, (which)op, shapes[i], MTP_F32, 0, MTP_ACCUMULATE);
             check(device, (which)op, shapes[i], MTP_BF16, 3, MTP_OVERWRITE);
         }
+    ops_release();
+}
+
+/* Factors as the device stores them, the result stored or F32. Where they are BF16 the sums are the only rounding
+ * before that of the result. */
+static void check_stored(mtp_device *device, which op, shape s, int64_t gap, mtp_dtype factors, mtp_dtype result,
+                         mtp_write write)
+{
+    static const char *const names[] = {"y", "dx", "dw"};
+    test_rng rng = {8};
+    const ops_tensor x = ops_random(&rng, op == DX ? result : factors, s.rows, s.in, gap, 1.0f);
+    const ops_tensor w = ops_random(&rng, op == DW ? MTP_F32 : factors, s.out, s.in, 2 * gap, 1.0f);
+    const ops_tensor y = ops_random(&rng, op == FWD ? result : factors, s.rows, s.out, gap, 1.0f);
+    mtp_linear_args a = {.x = x.view, .w = w.view, .y = y.view, .write = write};
+    const double *want = expected(op, &x, &w, &y, write);
+    assert_ok(run(device, op, &a));
+    ops_expect_stored(names[op], op == FWD ? &y : op == DX ? &x : &w, want, 3e-6);
+}
+
+static void products_of_stored_views(void **state)
+{
+    (void)state;
+    static const shape shapes[] = {{1, 5, 3}, {63, 48, 17}, {65, 304, 72}, {130, 200, 192}};
+    mtp_device *device = ops_open_bf16();
+    const mtp_dtype stored = ops_stored(device);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int op = FWD; op <= DW; op++) {
+            check_stored(device, (which)op, shapes[i], 0, stored, stored, MTP_OVERWRITE);
+            check_stored(device, (which)op, shapes[i], 3, stored, op == DW ? MTP_F32 : stored, MTP_OVERWRITE);
+            check_stored(device, (which)op, shapes[i], 8, stored, MTP_F32, MTP_ACCUMULATE);
+            ops_release_buffers();
+        }
+    ops_release();
+}
+
+/* What a dry run asks for: nothing to convert when factors are as the products take them. */
+static void stored_factors_are_not_converted(void **state)
+{
+    (void)state;
+    mtp_device *device = ops_open_bf16();
+    const mtp_dtype stored = ops_stored(device);
+    if (stored == MTP_F32) {
+        ops_release();
+        skip();
+    }
+    mtp_linear_args large = {.x = mtp_view_2d(NULL, stored, 4096, 1024), .w = mtp_view_2d(NULL, stored, 2048, 1024)},
+                    small = {.x = mtp_view_2d(NULL, stored, 1, 8), .w = mtp_view_2d(NULL, stored, 8, 8)};
+    large.y = mtp_view_2d(NULL, stored, 4096, 2048);
+    small.y = mtp_view_2d(NULL, stored, 1, 8);
+    const mtp_backend *ops = ops_backend();
+    assert_true(ops->linear_fwd_scratch(device, &large) == ops->linear_fwd_scratch(device, &small));
+    assert_true(ops->linear_dx_scratch(device, &large) == ops->linear_dx_scratch(device, &small));
+    assert_true(ops->linear_dw_scratch(device, &large) == ops->linear_dw_scratch(device, &small));
+    large.x.dtype = MTP_F32;
+    assert_true(ops->linear_fwd_scratch(device, &large) == ops->linear_fwd_scratch(device, &small) + 2 * 4096 * 1024);
+    test_rng rng = {9};
+    const ops_tensor x = ops_random(&rng, stored, 4, 6, 0, 1.0f), w = ops_random(&rng, stored, 5, 6, 0, 1.0f);
+    const ops_tensor y = ops_random(&rng, stored, 4, 5, 0, 1.0f);
+    mtp_linear_args a = {.x = x.view, .w = w.view, .y = y.view, .write = MTP_ACCUMULATE};
+    assert_fails(run(device, FWD, &a), MTP_E_ARGUMENT, "linear_fwd: y is BF16 [4, 5]; it must be F32 [4, 5]");
     ops_release();
 }
 
@@ -214,6 +275,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_are_right_on_every_isa),
         cmocka_unit_test(large_products_are_right),
+        cmocka_unit_test(products_of_stored_views),
+        cmocka_unit_test(stored_factors_are_not_converted),
         cmocka_unit_test(a_column_block_of_w_is_its_own_matrix),
         cmocka_unit_test(threads_do_not_change_bits),
         cmocka_unit_test(rows_are_independent),

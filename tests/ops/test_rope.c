@@ -1,5 +1,5 @@
 /* Protects: rotary angles are fp32 products and libm's cosf and sinf of them; the rotation, its inverse as gradient,
- * both in place and on strided heads. */
+ * both in place and on strided heads, in both dtypes of stored views. */
 #include "ops_check.h"
 
 static void table_is_fp32(void **state)
@@ -42,16 +42,16 @@ typedef struct heads {
     mtp_rope_args args;
 } heads;
 
-static heads make(mtp_device *device, int64_t rows, int64_t count, int64_t width, int64_t gap)
+static heads make(mtp_device *device, mtp_dtype dtype, int64_t rows, int64_t count, int64_t width, int64_t gap)
 {
     test_rng rng = {31};
     heads h = {.device = device, .rows = rows, .count = count, .width = width};
-    h.x = ops_random(&rng, MTP_F32, rows, count * width, gap, 1.0f);
-    h.y = ops_random(&rng, MTP_F32, rows, count * width, 2 * gap, 1.0f);
+    h.x = ops_random(&rng, dtype, rows, count * width, gap, 1.0f);
+    h.y = ops_random(&rng, dtype, rows, count * width, 2 * gap, 1.0f);
     h.cosine = ops_random(&rng, MTP_F32, rows, width / 2, gap, 1.0f);
     h.sine = ops_random(&rng, MTP_F32, rows, width / 2, 0, 1.0f);
-    h.args = (mtp_rope_args){.x = mtp_view_3d(h.x.view.data, MTP_F32, rows, count, width),
-                             .y = mtp_view_3d(h.y.view.data, MTP_F32, rows, count, width),
+    h.args = (mtp_rope_args){.x = mtp_view_3d(h.x.view.data, dtype, rows, count, width),
+                             .y = mtp_view_3d(h.y.view.data, dtype, rows, count, width),
                              .cos = h.cosine.view,
                              .sin = h.sine.view};
     h.args.x.stride[0] = h.x.view.stride[0];
@@ -74,23 +74,33 @@ static double *rotated(const heads *h, double sign)
     return want;
 }
 
-static void check(mtp_device *device, int64_t rows, int64_t count, int64_t width, int64_t gap)
+static void check(mtp_device *device, mtp_dtype dtype, int64_t rows, int64_t count, int64_t width, int64_t gap)
 {
-    heads h = make(device, rows, count, width, gap);
+    heads h = make(device, dtype, rows, count, width, gap);
     assert_ok(ops_backend()->rope_fwd(device, &h.args));
-    ops_expect("y", &h.y, rotated(&h, 1.0), 1e-6);
+    ops_expect_stored("y", &h.y, rotated(&h, 1.0), 1e-6);
     assert_ok(ops_backend()->rope_bwd(device, &h.args));
-    ops_expect("dx", &h.y, rotated(&h, -1.0), 1e-6);
+    ops_expect_stored("dx", &h.y, rotated(&h, -1.0), 1e-6);
     h.args.y = h.args.x;
     assert_ok(ops_backend()->rope_fwd(device, &h.args));
-    ops_expect("y in place", &h.x, rotated(&h, 1.0), 1e-6);
+    ops_expect_stored("y in place", &h.x, rotated(&h, 1.0), 1e-6);
 }
 
 static void rotations(mtp_device *device)
 {
-    check(device, 1, 1, 2, 0);
-    check(device, 5, 3, 38, 7);
-    check(device, 9, 4, 256, 0);
+    check(device, MTP_F32, 1, 1, 2, 0);
+    check(device, MTP_F32, 5, 3, 38, 7);
+    check(device, MTP_F32, 9, 4, 256, 0);
+}
+
+static void rotations_of_stored_views(void **state)
+{
+    (void)state;
+    mtp_device *device = ops_open_bf16();
+    check(device, ops_stored(device), 1, 1, 2, 0);
+    check(device, ops_stored(device), 5, 3, 38, 7);
+    check(device, ops_stored(device), 9, 4, 256, 8);
+    ops_release();
 }
 
 static void rotations_on_every_isa(void **state)
@@ -109,7 +119,7 @@ static double loss(void *context)
 static void the_gradient_is_the_inverse_rotation(void **state)
 {
     (void)state;
-    heads h = make(ops_open(NULL, 1), 2, 2, 10, 0);
+    heads h = make(ops_open(NULL, 1), MTP_F32, 2, 2, 10, 0);
     double *differences = ops_doubles(40);
     ops_differences(loss, &h, h.x.view.data, 40, differences);
     memcpy(h.x.view.data, h.y.values, 40 * sizeof(float)); /* the weights of the loss are dy */
@@ -120,7 +130,7 @@ static void the_gradient_is_the_inverse_rotation(void **state)
 
 static uint64_t hash_of_all(mtp_device *device)
 {
-    const heads h = make(device, 77, 3, 34, 1);
+    const heads h = make(device, MTP_F32, 77, 3, 34, 1);
     assert_ok(ops_backend()->rope_fwd(device, &h.args));
     return ops_hash(&h.y, 0);
 }
@@ -134,7 +144,7 @@ static void threads_do_not_change_bits(void **state)
 static void bad_arguments_are_refused(void **state)
 {
     (void)state;
-    const heads h = make(ops_open(NULL, 1), 3, 2, 8, 0);
+    const heads h = make(ops_open(NULL, 1), MTP_F32, 3, 2, 8, 0);
     mtp_rope_args a = h.args;
     a.x.shape[2] = 7;
     assert_fails(ops_backend()->rope_fwd(h.device, &a), MTP_E_ARGUMENT, "must be even");
@@ -149,6 +159,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(table_is_fp32),
         cmocka_unit_test(rotations_on_every_isa),
+        cmocka_unit_test(rotations_of_stored_views),
         cmocka_unit_test(the_gradient_is_the_inverse_rotation),
         cmocka_unit_test(threads_do_not_change_bits),
         cmocka_unit_test(bad_arguments_are_refused),
