@@ -3,7 +3,9 @@
  * A DIR is a drafter case (case.json) or the optimizer alone (optimizer.json). Exit code: 0 all pass, 1 some case
  * differs by more than the tolerance or cannot be read, 2 wrong usage, 77 nothing failed and nothing could be checked
  * (every case needs an objective that is not built). */
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -52,6 +54,8 @@ static void print_failures(const golden_result *result)
 }
 
 /* ---- bf16 mode --------------------------------------------------------------------------------------------------- */
+
+static const mtp_context_options plain_device = {.device = "cpu", .bf16 = true};
 
 static double share(int64_t part, int64_t whole)
 {
@@ -109,6 +113,53 @@ static void print_failures_beside_plain(const golden_result *result, const golde
     print_wrong_integers(result);
 }
 
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
+
+static bool same_bits(const golden_steps *a, const golden_steps *b)
+{
+    return a->num_weights == b->num_weights && memcmp(a->loss, b->loss, sizeof a->loss) == 0 &&
+           memcmp(a->norm, b->norm, sizeof a->norm) == 0 &&
+           memcmp(a->weights, b->weights, (size_t)a->num_weights * sizeof *a->weights) == 0;
+}
+
+/* The root mean square over the steps of the relative error of the loss. */
+static double loss_error(const golden_steps *got, const golden_steps *want, int64_t count)
+{
+    double squares = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double error = (got->loss[i] - want->loss[i]) / want->loss[i];
+        squares += error * error;
+    }
+    return sqrt(squares / (double)count);
+}
+
+/* Steps of AdamW in bf16 mode: the same bits again; losses that differ from those of the CPU in fp32 by twice what the
+ * plain step's differ by; a loss that falls. */
+static outcome check_steps(const char *directory, const mtp_context_options *device, int64_t count)
+{
+    static const mtp_context_options exact = {.device = "cpu"};
+    const mtp_context_options *const devices[] = {device, device, &exact, &plain_device};
+    golden_steps runs[4] = {0};
+    mtp_status status = MTP_OK;
+    for (int i = 0; i < 4 && status == MTP_OK; i++) status = golden_run_steps(directory, devices[i], count, &runs[i]);
+    bool good = status == MTP_OK;
+    printf("%s:", directory);
+    if (good) {
+        const double error = loss_error(&runs[0], &runs[2], count);
+        const double most = 2 * loss_error(&runs[3], &runs[2], count);
+        const bool same = same_bits(&runs[0], &runs[1]), falls = runs[0].loss[count - 1] < runs[0].loss[0];
+        good = same && falls && error <= most;
+        printf("  %lld steps  loss %.4f to %.4f%s  error %.1e (%.1e allowed)%s  twice %s", (long long)count,
+               runs[0].loss[0], runs[0].loss[count - 1], falls ? "" : " (!)", error, most, error <= most ? "" : " (!)",
+               same ? "the same bits" : "other bits (!)");
+    }
+    printf("  %s\n", good ? "ok" : "FAILED");
+    fflush(stdout);
+    if (status != MTP_OK) fprintf(stderr, "    %s\n", mtp_last_error()->message);
+    for (int i = 0; i < 4; i++) free(runs[i].weights);
+    return good ? PASSED : FAILED;
+}
+
 /* ---- one case ---------------------------------------------------------------------------------------------------- */
 
 /* Prints, and says whether it is good. */
@@ -127,7 +178,6 @@ static bool judge(const golden_result *result, const golden_result *plain, bool 
 
 static outcome check(const char *directory, const mtp_context_options *device, bool verbose)
 {
-    static const mtp_context_options plain_device = {.device = "cpu", .bf16 = true};
     golden_result result = {0}, plain = {0};
     const char *skipped = NULL;
     const bool optimizer = exists(directory, "optimizer.json"), beside_plain = device->bf16 && !optimizer;
@@ -151,11 +201,12 @@ static outcome check(const char *directory, const mtp_context_options *device, b
 int main(int argc, char **argv)
 {
     static const char usage[] =
-        "usage: golden [--verbose] [--device NAME] [--bf16] DIR...\n"
+        "usage: golden [--verbose] [--device NAME] [--bf16] [--steps N] DIR...\n"
         "Checks reference cases (format: tests/data/goldens/README.md) and prints, for each, the largest error per "
         "group; with --verbose also the tensor that has it. NAME: cpu, cuda, cuda:1. --bf16: bf16 mode, whose mean "
-        "errors are compared with those of a plain step in bf16 on the CPU.\n";
-    int count[3] = {0}, first = 1;
+        "errors are compared with those of a plain step in bf16 on the CPU. --steps, with --bf16: N steps of AdamW "
+        "instead, twice, and beside the CPU's.\n";
+    int count[3] = {0}, first = 1, steps = 0;
     bool verbose = false;
     mtp_context_options device = {.num_threads = 0};
     if (argc > 1 && strcmp(argv[1], "--help") == 0) return fputs(usage, stdout) < 0;
@@ -166,14 +217,18 @@ int main(int argc, char **argv)
             device.bf16 = true;
         else if (strcmp(argv[first], "--device") == 0 && first + 1 < argc)
             device.device = argv[++first];
+        else if (strcmp(argv[first], "--steps") == 0 && first + 1 < argc)
+            steps = atoi(argv[++first]);
         else
             break;
     }
-    if (argc <= first || strncmp(argv[first], "--", 2) == 0) {
+    if (argc <= first || strncmp(argv[first], "--", 2) == 0 || steps < 0 || steps > GOLDEN_STEPS_MOST ||
+        (steps > 0 && !device.bf16)) {
         fputs(usage, stderr);
         return 2;
     }
-    for (int i = first; i < argc; i++) count[check(argv[i], &device, verbose)]++;
+    for (int i = first; i < argc; i++)
+        count[steps ? check_steps(argv[i], &device, steps) : check(argv[i], &device, verbose)]++;
     if (argc > first + 1) printf("%d passed, %d failed, %d skipped\n", count[PASSED], count[FAILED], count[SKIPPED]);
     return count[FAILED] ? 1 : count[PASSED] ? 0 : 77;
 }

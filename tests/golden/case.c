@@ -460,27 +460,30 @@ static void relative(golden_result *result, golden_group group, const char *name
     result->group[group].tensors++;
 }
 
+/* One step of AdamW: the loss and the norm of the gradients before it. */
+static mtp_status advance(golden_case *c, mtp_drafter *drafter, mtp__step *step, mtp__optimizer *optimizer,
+                          double *loss, double *norm)
+{
+    mtp__step_sums sums[64];
+    MTP_TRY(
+        c->context->ops->memory_zero(c->context->device, drafter->grads, (size_t)drafter->num_grads * sizeof(float)));
+    MTP_TRY(mtp__step_run(step, c->batch, &c->rows, c->counts, sums, NULL));
+    MTP_TRY(mtp__optimizer_grad_norm(optimizer, norm));
+    *loss = mtp__step_total(&c->config, sums, c->counts);
+    return mtp__optimizer_step(optimizer, c->learning_rate, mtp__optimizer_clip(&c->adamw, *norm));
+}
+
 static mtp_status run_curve(golden_case *c, golden_result *result, mtp_drafter *drafter, mtp__step *step,
                             mtp__optimizer *optimizer)
 {
-    double *losses, *norms;
-    mtp__step_sums sums[64];
-    mtp_status status = MTP_OK;
+    double *losses, *norms = NULL;
     MTP_TRY(golden_reals(c->curve, "loss.total", c->curve_steps, &losses));
-    if (golden_reals(c->curve, "grad_norm", c->curve_steps, &norms) != MTP_OK) {
-        free(losses);
-        return mtp_last_error()->status;
-    }
+    mtp_status status = golden_reals(c->curve, "grad_norm", c->curve_steps, &norms);
     for (int64_t i = 0; i < c->curve_steps && status == MTP_OK; i++) {
-        double norm = 0;
-        status = c->context->ops->memory_zero(c->context->device, drafter->grads,
-                                              (size_t)drafter->num_grads * sizeof(float));
-        if (status == MTP_OK) status = mtp__step_run(step, c->batch, &c->rows, c->counts, sums, NULL);
-        if (status == MTP_OK) status = mtp__optimizer_grad_norm(optimizer, &norm);
-        if (status == MTP_OK)
-            status = mtp__optimizer_step(optimizer, c->learning_rate, mtp__optimizer_clip(&c->adamw, norm));
+        double loss = 0, norm = 0;
+        status = advance(c, drafter, step, optimizer, &loss, &norm);
         if (status != MTP_OK) break;
-        relative(result, GOLDEN_CURVE_LOSS, "loss.total", i, mtp__step_total(&c->config, sums, c->counts), losses[i]);
+        relative(result, GOLDEN_CURVE_LOSS, "loss.total", i, loss, losses[i]);
         relative(result, GOLDEN_CURVE_NORM, "grad_norm", i, norm, norms[i]);
     }
     free(losses);
@@ -500,18 +503,71 @@ static mtp_status compare_final_weights(golden_case *c, golden_result *result, c
     return MTP_OK;
 }
 
+/* What a curve starts with. */
+typedef struct training {
+    mtp_drafter *drafter;
+    mtp__step *step;
+    mtp__optimizer *optimizer;
+} training;
+
+static mtp_status begin_training(golden_case *c, training *t)
+{
+    MTP_TRY(load(c, "*.layer_scalar", MTP__STEP_TRAIN, &t->drafter, &t->step));
+    return make_optimizer(c, t->drafter, &t->optimizer);
+}
+
+static void end_training(training *t)
+{
+    mtp__optimizer_free(t->optimizer);
+    mtp__step_free(t->step);
+    mtp_drafter_free(t->drafter);
+}
+
 static mtp_status check_curve(golden_case *c, golden_result *result)
 {
-    mtp_drafter *drafter = NULL;
-    mtp__step *step = NULL;
-    mtp__optimizer *optimizer = NULL;
-    mtp_status status = load(c, "*.layer_scalar", MTP__STEP_TRAIN, &drafter, &step);
-    if (status == MTP_OK) status = make_optimizer(c, drafter, &optimizer);
-    if (status == MTP_OK) status = run_curve(c, result, drafter, step, optimizer);
-    if (status == MTP_OK) status = compare_final_weights(c, result, drafter);
-    mtp__optimizer_free(optimizer);
-    mtp__step_free(step);
-    mtp_drafter_free(drafter);
+    training t = {0};
+    mtp_status status = begin_training(c, &t);
+    if (status == MTP_OK) status = run_curve(c, result, t.drafter, t.step, t.optimizer);
+    if (status == MTP_OK) status = compare_final_weights(c, result, t.drafter);
+    end_training(&t);
+    return status;
+}
+
+static mtp_status take_weights(golden_case *c, const mtp_drafter *drafter, golden_steps *steps)
+{
+    const mtp_backend *ops = c->context->ops;
+    int64_t at = 0;
+    for (int64_t i = 0; i < drafter->num_params; i++)
+        steps->num_weights += drafter->params[i].trained ? drafter->params[i].count : 0;
+    steps->weights = malloc((size_t)(steps->num_weights + 1) * sizeof *steps->weights);
+    if (!steps->weights) return MTP_FAIL(MTP_E_MEMORY, "out of memory for weights");
+    for (int64_t i = 0; i < drafter->num_params; i++) {
+        const mtp__param *param = &drafter->params[i];
+        if (!param->trained) continue;
+        MTP_TRY(
+            ops->download(c->context->device, steps->weights + at, param->value, (size_t)param->count * sizeof(float)));
+        at += param->count;
+    }
+    return MTP_OK;
+}
+
+mtp_status golden_run_steps(const char *directory, const mtp_context_options *device, int64_t count,
+                            golden_steps *steps)
+{
+    golden_case c = {.directory = directory};
+    training t = {0};
+    mtp_status status = read_case(&c);
+    if (!c.has_curve) {
+        c.adamw = (mtp_adamw_config){.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .max_grad_norm = 1};
+        c.learning_rate = 1e-3;
+    }
+    if (status == MTP_OK) status = open_data(&c, device);
+    if (status == MTP_OK) status = begin_training(&c, &t);
+    for (int64_t i = 0; i < count && status == MTP_OK; i++)
+        status = advance(&c, t.drafter, t.step, t.optimizer, &steps->loss[i], &steps->norm[i]);
+    if (status == MTP_OK) status = take_weights(&c, t.drafter, steps);
+    end_training(&t);
+    close_case(&c);
     return status;
 }
 

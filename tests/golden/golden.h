@@ -81,6 +81,15 @@ const mtp_backend *golden_rounded_backend(void);
  * compared) for an objective that is not built, with its name. */
 mtp_status golden_run_case(const char *directory, const mtp_context_options *device, golden_result *result,
                            const char **skipped);
+/* What `count` steps of AdamW gave: before each its loss and the norm of its gradients, and the last weights. */
+enum { GOLDEN_STEPS_MOST = 64 };
+typedef struct golden_steps {
+    double loss[GOLDEN_STEPS_MOST], norm[GOLDEN_STEPS_MOST];
+    float *weights; /* of every trained parameter, the caller frees */
+    int64_t num_weights;
+} golden_steps;
+mtp_status golden_run_steps(const char *directory, const mtp_context_options *device, int64_t count,
+                            golden_steps *steps);
 /* The optimizer alone: a folder with optimizer.json. */
 mtp_status golden_run_adamw(const char *directory, const mtp_context_options *device, golden_result *result);
 
