@@ -39,6 +39,20 @@ device_code()
     fi
 }
 
+# The script for a machine with a GPU, with the emulator for one: all its parts run, and its report is one JSON document.
+gpu_check()
+{
+    MTP_CUDA_INCLUDE=$headers bash bench/gpu_check.sh --emulator --few --build build-emu --out "$suite_logs/gpu_check" &&
+        python3 - "$suite_logs/gpu_check/report.json" <<'PYTHON'
+import json, sys
+parts = json.load(open(sys.argv[1], encoding="utf-8"))["parts"]
+assert [part["part"] for part in parts] == ["build", "test", "sanitize", "bench"], parts
+assert all(part["checks"] for part in parts), "a part without checks"
+assert all(result["seconds"] > 0 for check in parts[3]["checks"] for result in check["results"])
+assert sum(len(check["results"]) for check in parts[3]["checks"]) >= 8, "results of benchmarks are missing"
+PYTHON
+}
+
 if check "CUDA's headers" prepare; then
     headers=$(bash tests/emu/headers.sh | tail -n 1)
     check "nvcc: every architecture, no warning, no spill" device_code
@@ -53,6 +67,7 @@ if check "CUDA's headers" prepare; then
         # the profile and planted tests choose their own settings
         MTP_EMU_SEED=12345 run emu -E '^emu_(profile|planted)_'
         MTP_EMU_THREADS=2 run emu -E '^emu_(profile|planted)_'
+        check "bench/gpu_check.sh on the emulator" gpu_check
     fi
 fi
 finish

@@ -1,137 +1,229 @@
 #!/bin/bash
-# bench/gpu_check.sh [--part build|test|sanitize|bench]... [--build DIR] [--out DIR] [--peak-gflops N] [--emulator]
+# bench/gpu_check.sh [--part build|test|sanitize|bench]... [--build DIR] [--out DIR] [--peak-gflops N] [--emulator] [--few]
+# bench/gpu_check.sh --collect DIR
 #
-# What is to be done on a machine with a GPU: builds the cuda backend for the device that is there, runs the op tests, the
-# reference cases and a training run on it, compute-sanitizer where it is installed, and the benchmarks. Without --part all
-# four parts run, one after the other, each going on when another failed. Results are in OUT (gpu_check): report.md to
-# read, report.json with one object a check, and the log of each check. Needs no network. Exit code 0 when nothing failed.
+# What is to be done on a machine with a GPU and CUDA's toolkit: builds the cuda backend for the device that is there, runs
+# the op tests, the reference cases and a training run on it, compute-sanitizer where it is installed, and the benchmarks.
+# Without --part all four parts run, one after the other. A check that fails stops nothing. Each part takes less than 9
+# minutes: what does not fit any more is reported as not run. Results are in OUT (gpu_check): report-PART.md to read and
+# report-PART.json, report.md and report.json of all parts that ran into OUT, and the log of each check. The exit code is 0
+# when nothing failed.
 #
-# --emulator: the same with tests/emu for a device, which shows that this script works; its times mean nothing.
-# --peak-gflops: dense bf16 rate of the device, to print percent of it.
+# --build DIR      where to build (build-gpu); the other parts use what the part `build` made
+# --peak-gflops N  dense bf16 rate of the device; without it that of its data sheet, for devices that are known
+# --emulator       the same with tests/emu for a device, which shows that this script works; its times mean nothing
+# --few            of each kind of test and benchmark only the smallest
+# --collect DIR    gathers the Debian packages that a build needs, on a machine with network and the same architecture.
+#                  MTP_DEPS_DIR=DIR then makes the parts use them, without network and without installing anything.
+#
+# Needs no network. HDF5, Gloo and toml++ are left out where they are not installed, the tests where cmocka is not.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-parts=() build=build-gpu out=gpu_check emulator=0 peak=0
+source bench/gpu_check_deps.sh
+set -a # functions of the parts run in shells of their own, with a time limit
+source bench/gpu_check_parts.sh
+set +a
+
+parts=() build=build-gpu out=gpu_check emulator=0 few=0 peak=0 collect_into=
+usage()
+{
+    sed -n '2,23s/^# \{0,1\}//p' bench/gpu_check.sh
+    exit "$1"
+}
 while [ $# -gt 0 ]; do
     case $1 in
-    --part) parts+=("$2") && shift ;;
+    --part | --build | --out | --peak-gflops | --collect) [ $# -ge 2 ] || { echo "$1 needs a value" >&2 && exit 2; } ;;&
+    --part) [[ $2 =~ ^(build|test|sanitize|bench)$ ]] || { echo "part '$2' is unknown: build, test, sanitize, bench" >&2 && exit 2; }
+        parts+=("$2") && shift ;;
     --build) build=$2 && shift ;;
     --out) out=$2 && shift ;;
-    --peak-gflops) peak=$2 && shift ;;
+    --peak-gflops) [[ $2 =~ ^[0-9]+$ ]] || { echo "--peak-gflops '$2': a whole number" >&2 && exit 2; }
+        peak=$2 && shift ;;
+    --collect) collect_into=$2 && shift ;;
     --emulator) emulator=1 ;;
-    *) sed -n '2,13p' "$0" && exit 2 ;;
+    --few) few=1 ;;
+    --help | -h) usage 0 ;;
+    *) echo "unknown argument '$1'" >&2 && usage 2 ;;
     esac
     shift
 done
+if [ -n "$collect_into" ]; then
+    collect "$collect_into"
+    exit
+fi
 [ ${#parts[@]} -gt 0 ] || parts=(build test sanitize bench)
+export build out peak
 mkdir -p "$out" || exit 1
-: >"$out/report.json"
-failed=0
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+part_limit=520 # seconds of a part
+failed=0 not_run=0
 
-# check PART NAME LIMIT COMMAND...: one line in the reports; the log stays in OUT
+# ---- JSON -------------------------------------------------------------------------------------------------------------
+
+# quoted TEXT: as a JSON string
+quoted()
+{
+    printf '"%s"' "$(printf '%s' "$1" | LC_ALL=C tr -d '\000-\010\013\014\016-\037' | sed 's/\\/\\\\/g; s/"/\\"/g; s/\t/\\t/g' |
+        awk 'NR > 1 { printf "\\n" } { printf "%s", $0 }')"
+}
+
+# The JSON lines of a log, as the items of a list.
+results_of()
+{
+    grep '^{".*}$' "$1" | paste -s -d ,
+}
+
+# ---- checks -----------------------------------------------------------------------------------------------------------
+
+# check NAME LIMIT COMMAND...: one line of the report of the part that runs; the log stays in OUT. The command is a program
+# or a function of gpu_check_parts.sh. One that ends with 77 was skipped; the last line of its log says why.
 check()
 {
-    local part=$1 name=$2 limit=$3 start=$SECONDS status log
-    shift 3
-    log="$out/$part-${name//[^a-zA-Z0-9_.-]/_}.log"
-    timeout "$limit" "$@" >"$log" 2>&1 </dev/null
-    status=$?
-    local word=ok
-    [ "$status" -eq 77 ] && word=skipped
-    [ "$status" -eq 0 ] || [ "$status" -eq 77 ] || { word=FAILED && failed=$((failed + 1)); }
-    printf '{"part": "%s", "check": "%s", "result": "%s", "status": %d, "seconds": %d, "log": "%s"}\n' \
-        "$part" "$name" "$word" "$status" "$((SECONDS - start))" "$log" >>"$out/report.json"
-    printf '%-8s %s: %s (%d s)\n' "$word" "$part" "$name" "$((SECONDS - start))"
-}
-
-part_build()
-{
-    local backend=(-DMTP_CUDA=ON -DMTP_CUDA_ARCHITECTURES=native)
-    [ "$emulator" = 1 ] && backend=(-DMTP_EMULATOR=ON)
-    check build configure 300 cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DMTP_BUILD_FUZZ=OFF "${backend[@]}"
-    check build compile 540 cmake --build "$build" -j "$(nproc)"
-    check build devices 60 "$build/mtp" devices
-}
-
-part_test()
-{
-    local program name case
-    for program in "$build"/tests/test_ops_*; do
-        name=${program##*/test_ops_}
-        case $name in device | vec) continue ;; esac
-        MTP_TEST_DEVICE=cuda check test "op $name" 300 "$program"
-    done
-    for case in tests/data/goldens/*/; do
-        check test "golden $(basename "$case")" 300 "$build/tests/golden" --device cuda "$case"
-    done
-    for name in m12b_flat m26b_flat m31b_flat_k5; do
-        check test "golden bf16 $name" 300 "$build/tests/golden" --device cuda --bf16 "tests/data/goldens/$name"
-    done
-    rm -rf "$out/run"
-    local steps=()
-    [ "$emulator" = 1 ] && steps=(--set max_steps=2 --set warmup_steps=0 --set "eval_data=[]" --set eval_steps=0)
-    check test quickstart 500 "$build/mtp" train configs/quickstart.toml --set device=cuda --set "output_dir=$out/run" \
-        "${steps[@]}"
-}
-
-part_sanitize()
-{
-    local tool name
-    if ! command -v compute-sanitizer >/dev/null; then
-        check sanitize compute-sanitizer 10 bash -c 'echo "compute-sanitizer is not installed"; exit 77'
-        return
+    local name=$1 limit=$2 start=$SECONDS left=$((part_start + part_limit - SECONDS)) status=0 word log note=
+    shift 2
+    # shellcheck disable=SC2016  # for the other shell
+    ! declare -F "$1" >/dev/null || set -- bash -uo pipefail -c '"$0" "$@"' "$@"
+    log=$out/$part-${name//[^a-zA-Z0-9_.-]/_}.log
+    if [ "$left" -lt 5 ]; then
+        : >"$log"
+        word="not run" note="the time of the part was used up"
+    else
+        timeout -k 5 "$((limit < left ? limit : left))" "$@" >"$log" 2>&1 </dev/null
+        status=$?
+        case $status in
+        0) word=ok ;;
+        77) word=skipped note=$(tail -n 1 "$log") ;;
+        124 | 137)
+            word=FAILED note="stopped after $limit s"
+            [ "$limit" -lt "$left" ] || word="not run" note="stopped when the time of the part was used up"
+            ;;
+        *) word=FAILED note=$(tail -n 1 "$log") ;;
+        esac
     fi
-    for tool in memcheck racecheck synccheck; do
-        for name in norm head_candidates attention; do
-            MTP_TEST_DEVICE=cuda check sanitize "$tool $name" 120 compute-sanitizer --tool "$tool" --error-exitcode 1 \
-                "$build/tests/test_ops_$name"
-        done
-    done
+    [ "$word" != FAILED ] || failed=$((failed + 1))
+    [ "$word" != "not run" ] || not_run=$((not_run + 1))
+    printf '{"check": %s, "result": "%s", "status": %d, "seconds": %d, "note": %s, "log": %s, "results": [%s]}\n' \
+        "$(quoted "$name")" "$word" "$status" "$((SECONDS - start))" "$(quoted "$note")" "$(quoted "${log##*/}")" \
+        "$(results_of "$log")" >>"$work/checks"
+    printf '| %s | %s | %d | %s |\n' "$name" "$word" "$((SECONDS - start))" "${note//|/\\|}" >>"$work/rows"
+    printf '%-8s %s: %s (%d s)%s\n' "$word" "$part" "$name" "$((SECONDS - start))" "${note:+: $note}"
+    [ "$word" = ok ]
 }
 
-part_bench()
+# skip NAME REASON
+skip()
 {
-    local size head
-    if [ "$emulator" = 1 ]; then
-        check bench "attention" 200 "$build/bench/bench_cuda_attention" --device cuda --sets 2 --repeats 1 --tokens 40 \
-            --document 40 --window 20
-        return
-    fi
-    for width in 256 512; do
-        for tokens in 2048 4096 8192 16384; do
-            check bench "attention $width $tokens" 60 "$build/bench/bench_cuda_attention" --device cuda \
-                --width "$width" --tokens "$tokens" --document "$tokens"
-        done
-    done
-    check bench heads 60 "$build/bench/bench_cuda_heads" --device cuda
-    for size in e2b 26b-a4b; do
-        for head in masked flat; do
-            [ "$size $head" = "26b-a4b masked" ] && continue # a dense head
-            check bench "step $size $head" 90 "$build/bench/bench_step" --device cuda --bf16 --json --size "$size" \
-                --head "$head" --rows 8192 --rows-per-chunk 8192 --peak-gflops "$peak"
-        done
-    done
+    check "$1" 5 skipped "$2"
 }
 
+# ---- reports ----------------------------------------------------------------------------------------------------------
+
+# The table of the benchmarks in the checks of a part: one row a JSON line with an op.
+bench_table()
+{
+    local lines
+    lines=$(grep -h '^{"op": .*}$' "$out"/bench-*.log 2>/dev/null)
+    [ -n "$lines" ] || return
+    printf '\n| op | case | mode | microseconds | TFLOP/s | %% of peak | GB/s | %% of peak |\n|---|---|---|---|---|---|---|---|\n'
+    awk '
+        function field(name,    at) {
+            at = match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")
+            if (!at) return "-"
+            at = substr($0, RSTART + length(name) + 4, RLENGTH - length(name) - 4)
+            gsub(/^"|"$/, "", at)
+            return at == "null" ? "-" : at
+        }
+        function some(number) { return number + 0 > 0 ? number : "-" }
+        { printf "| %s | %s | %s | %.1f | %s | %s | %s | %s |\n", field("op"), field("case"), field("mode"), 1e6 * field("seconds"),
+            some(field("tflops")), field("percent_of_peak_flops"), some(field("gbytes_per_second")), field("percent_of_peak_bytes") }' <<<"$lines"
+}
+
+step_table()
+{
+    local lines
+    lines=$(grep -h '^{"bench": "step".*}$' "$out"/bench-*.log 2>/dev/null)
+    [ -n "$lines" ] || return
+    printf '\n| step | positions | K | tokens of a document | ms | positions/s | rows/s | %% of the floor | at TFLOP/s | ops | graph nodes | device GB | host GB |\n'
+    printf '|---|---|---|---|---|---|---|---|---|---|---|---|---|\n'
+    awk '
+        function field(name,    at) {
+            at = match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")
+            if (!at) return "-"
+            at = substr($0, RSTART + length(name) + 4, RLENGTH - length(name) - 4)
+            gsub(/^"|"$/, "", at)
+            return at
+        }
+        { printf "| %s, %s | %s | %s | %s | %.2f | %.0f | %.0f | %s | %.0f | %s | %s | %.2f | %.2f |\n", field("size"), field("head"),
+            field("rows"), field("num_speculative_steps"), field("document"), 1e3 * field("median_seconds"),
+            field("positions_per_second"), field("draft_rows_per_second"),
+            field("peak_gflops") > 0 ? field("percent_of_floor") : "-", field("peak_gflops") / 1e3, field("op_calls"),
+            field("graph_nodes"), field("device_bytes") / 1e9, field("peak_rss_bytes") / 1e9 }' <<<"$lines"
+}
+
+# report PART SECONDS: report-PART.json and report-PART.md from the checks so far.
+report()
+{
+    local version
+    version=$("$build/mtp" --version 2>/dev/null || echo "mtp was not built")
+    {
+        printf '{"part": "%s", "seconds": %d, "emulator": %s, "machine": %s, "left_out": %s, "version": %s,\n"checks": [\n' "$1" "$2" \
+            "$([ $emulator = 1 ] && echo true || echo false)" "$(quoted "$machine")" "$(quoted "${parts_missing[*]}")" \
+            "$(quoted "$version")"
+        sed '$!s/$/,/' "$work/checks"
+        echo ']}'
+    } >"$out/report-$1.json"
+    {
+        printf '# gpu_check: %s\n\n%s\n\n```\n%s\n```\n' "$1" "${machine//$'\n'/  $'\n'}" "$version"
+        [ ${#parts_missing[@]} -eq 0 ] || printf '\nLeft out, since not installed here: %s.\n' "${parts_missing[*]}"
+        [ "$emulator" = 0 ] || printf '\nOn the emulator: times mean nothing.\n'
+        printf '\n| check | result | seconds | |\n|---|---|---|---|\n'
+        cat "$work/rows"
+        if [ "$1" = bench ]; then
+            bench_table
+            step_table
+        fi
+        grep '"result": "FAILED"' "$work/checks" | sed 's/.*"log": "\([^"]*\)".*/\1/' | while read -r log; do
+            printf '\n## %s\n\n```\n%s\n```\n' "$log" "$(tail -n 40 "$out/$log")"
+        done
+    } >"$out/report-$1.md"
+}
+
+# One document of the parts that ran into OUT, now or before.
+whole_report()
+{
+    local part first=1
+    {
+        echo '{"parts": ['
+        for part in build test sanitize bench; do
+            [ -e "$out/report-$part.json" ] || continue
+            [ $first = 1 ] || echo ,
+            first=0
+            cat "$out/report-$part.json"
+        done
+        echo ']}'
+    } >"$out/report.json"
+    for part in build test sanitize bench; do
+        [ ! -e "$out/report-$part.md" ] || { cat "$out/report-$part.md" && echo; }
+    done >"$out/report.md"
+}
+
+# ---- the run ----------------------------------------------------------------------------------------------------------
+
+deps_flags=() parts_flags=() parts_missing=()
+if [ -n "${MTP_DEPS_DIR:-}" ]; then
+    use_deps "$MTP_DEPS_DIR" "$build/deps" || exit 1
+fi
+optional_parts
+machine=$(machine_of)
 for part in "${parts[@]}"; do
-    case $part in
-    build | test | sanitize | bench) "part_$part" ;;
-    *) echo "part '$part' is unknown: build, test, sanitize, bench" >&2 && exit 2 ;;
-    esac
+    : >"$work/checks"
+    : >"$work/rows"
+    rm -f "$out/$part"-*.log
+    part_start=$SECONDS
+    "part_$part"
+    report "$part" "$((SECONDS - part_start))"
 done
-
-{
-    echo "# gpu_check"
-    echo
-    "$build/mtp" --version 2>&1 | sed 's/^/    /'
-    echo
-    echo "| part | check | result | seconds |"
-    echo "|---|---|---|---|"
-    sed 's/.*"part": "\([^"]*\)", "check": "\([^"]*\)", "result": "\([^"]*\)", "status": [0-9]*, "seconds": \([0-9]*\).*/| \1 | \2 | \3 | \4 |/' \
-        "$out/report.json"
-    echo
-    for log in "$out"/bench-*.log; do
-        [ -e "$log" ] && printf '## %s\n\n```\n%s\n```\n\n' "$(basename "$log" .log)" "$(tail -n 20 "$log")"
-    done
-} >"$out/report.md"
-echo "$out/report.md; $failed failed"
+whole_report
+echo "$out/report.md; $failed failed, $not_run not run"
 [ "$failed" -eq 0 ]
