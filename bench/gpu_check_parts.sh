@@ -105,18 +105,16 @@ same_bits()
 
 part_test()
 {
-    local program name case cases=() bf16=(m12b_flat m26b_flat m31b_flat_k5) tests
+    local program name case cases=() tests
     if [ ! -x "$build/tests/golden" ]; then
         skip "op tests and reference cases" "they were not built: cmocka is not installed"
     else
         tests=("$build"/tests/test_ops_*)
         for case in tests/data/goldens/*/; do cases+=("$(basename "$case")"); done
-        [ "$few" = 0 ] || tests=("$build"/tests/test_ops_norm) cases=(e2b_masked) bf16=(m26b_flat)
-        for name in "${bf16[@]}"; do
-            check "golden bf16 $name" 200 "$build/tests/golden" --device cuda --bf16 "tests/data/goldens/$name"
-        done
+        [ "$few" = 0 ] || tests=("$build"/tests/test_ops_norm) cases=(e2b_masked)
         for name in "${cases[@]}"; do
             check "golden $name" 200 "$build/tests/golden" --device cuda "tests/data/goldens/$name"
+            check "golden bf16 $name" 200 "$build/tests/golden" --device cuda --bf16 "tests/data/goldens/$name"
         done
         for program in "${tests[@]}"; do
             name=${program##*/test_ops_}
