@@ -63,7 +63,7 @@ static double share(int64_t part, int64_t whole)
 }
 
 /* What a group's mean error may be, beside a plain step in bf16. */
-static double allowed(const golden_result *result, const golden_result *plain, golden_group group)
+static double allowed(const golden_result *result, const golden_result *plain, int group)
 {
     const double turned = share(result->redrafted + plain->redrafted, result->drafts);
     const bool sums_places = group == GOLDEN_LOSS || group == GOLDEN_GRADIENTS;

@@ -93,7 +93,7 @@ void golden_note(golden_result *result, golden_group group, const char *name, do
     }
 }
 
-double golden_mean_error(const golden_result *result, golden_group group)
+double golden_mean_error(const golden_result *result, int group)
 {
     const int64_t tensors = result->group[group].tensors;
     return tensors ? sqrt(result->group[group].squares / (double)tensors) : 0;

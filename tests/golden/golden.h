@@ -47,7 +47,7 @@ typedef struct golden_result {
     int64_t drafts, redrafted;      /* places, and those computed for another token */
 } golden_result;
 
-double golden_mean_error(const golden_result *result, golden_group group);
+double golden_mean_error(const golden_result *result, int group);
 
 extern const char *const golden_group_names[GOLDEN_GROUPS];
 extern const double golden_tolerances[GOLDEN_GROUPS];
