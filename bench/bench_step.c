@@ -146,9 +146,10 @@ static mtp_status run_body(bench *b)
     mtp__step *step = b->step;
     step->batch = &b->batch;
     step->rows = &b->rows;
-    MTP_TRY(mtp__stage_kv(&step->stage, &b->batch, step->kv));
-    for (int64_t first = 0; first < b->rows.num_rows; first += step->num_rows) {
-        MTP_TRY(mtp__step_begin_chunk(step, first));
+    MTP_TRY(mtp__stage_batch(&step->stage, &b->batch, step->kv, &step->hidden));
+    for (int64_t first = 0; first < b->rows.num_rows; first += step->own_rows) {
+        MTP_TRY(mtp__chunk_begin(step, first, b->counts));
+        MTP_TRY(mtp__step_prepare(step));
         for (int32_t k = 0; k < step->config.num_speculative_steps; k++) {
             if (k > 0) MTP_TRY(mtp__step_project_state(step, k - 1, mtp__of_step(step, step->state, k)));
             MTP_TRY(mtp__step_forward(step, k));

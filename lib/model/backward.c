@@ -94,9 +94,9 @@ static mtp_status attention_branch_bwd(mtp__step *step, const mtp__layer *layer,
     MTP_TRY(mtp__step_linear_dx(step, saved->attention_out, mtp__param_value(layer->o_proj), dq, MTP_OVERWRITE));
     const mtp_attention_args attention = {.q = mtp__as_heads(saved->q, NH),
                                           .kv = step->kv[type],
-                                          .key_begin = mtp__first_rows(step->key_begin[type], rows),
-                                          .key_end = mtp__first_rows(step->key_end, rows),
-                                          .doc_begin = mtp__first_rows(step->doc_begin, rows),
+                                          .key_begin = step->key_begin[type],
+                                          .key_end = step->key_end,
+                                          .doc_begin = step->doc_begin,
                                           .o = mtp__as_heads(saved->o, NH),
                                           .lse = saved->lse,
                                           .do_ = dq_heads,
@@ -158,8 +158,7 @@ static mtp_status sum_by_token(mtp__step *step, mtp_view dhalf)
     const mtp_view dx = mtp__of_steps(step, step->dx, K);
     for (int32_t k = 0; k < K; k++) {
         const mtp_gather_args gather = {.src = dx,
-                                        .index =
-                                            mtp_view_rows(step->taken_by, k * step->tokens.capacity, dhalf.shape[0]),
+                                        .index = mtp_view_rows(step->taken_by, k * step->num_tokens, step->num_tokens),
                                         .dst = dhalf,
                                         .write = k == 0 ? MTP_OVERWRITE : MTP_ACCUMULATE};
         MTP_TRY(step->context->ops->gather_rows(step->context->device, &gather));
@@ -175,10 +174,10 @@ static mtp_status pre_projection_weights(mtp__step *step)
     if (!dw.data) return MTP_OK;
     if (step->config.feeding == MTP_FEED_SELF) {
         MTP_TRY(mtp__step_linear_dw(step, dx, mtp__of_steps(step, step->embedding, K), mtp_view_cols(dw, 0, Hb)));
-    } else if (step->tokens.count > 0) {
-        const mtp_view dhalf = mtp__first_rows(step->token_half, step->tokens.count);
+    } else if (step->num_tokens > 0) {
+        const mtp_view dhalf = mtp__first_rows(step->token_half, step->num_tokens);
         MTP_TRY(sum_by_token(step, dhalf));
-        MTP_TRY(mtp__step_linear_dw(step, dhalf, mtp__first_rows(step->embedding, step->tokens.count),
+        MTP_TRY(mtp__step_linear_dw(step, dhalf, mtp__first_rows(step->embedding, step->num_tokens),
                                     mtp_view_cols(dw, 0, Hb)));
     }
     return mtp__step_linear_dw(step, dx, mtp__of_steps(step, step->state, K), mtp_view_cols(dw, Hb, Hb));

@@ -52,9 +52,9 @@ static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, con
     MTP_TRY(ops->rope_fwd(device, &rope));
     const mtp_attention_args attention = {.q = q,
                                           .kv = step->kv[layer->type],
-                                          .key_begin = mtp__first_rows(step->key_begin[layer->type], rows),
-                                          .key_end = mtp__first_rows(step->key_end, rows),
-                                          .doc_begin = mtp__first_rows(step->doc_begin, rows),
+                                          .key_begin = step->key_begin[layer->type],
+                                          .key_end = step->key_end,
+                                          .doc_begin = step->doc_begin,
                                           .o = mtp__as_heads(saved->o, NH),
                                           .lse = saved->lse,
                                           .scratch = step->scratch};
@@ -78,90 +78,36 @@ static mtp_status mlp_branch(mtp__step *step, const mtp__layer *layer, const mtp
 
 /* ---- a chunk ---------------------------------------------------------------------------------------------------- */
 
-static mtp_status upload_ids(mtp__step *step, mtp_view to, const int32_t *ids, int64_t count)
+/* Scaled embeddings of step->token_ids, and `half`, their product with the left half of the pre-projection. */
+static mtp_status embed(mtp__step *step, mtp_view embedding, mtp_view half)
 {
-    return step->context->ops->upload(step->context->device, to.data, ids, (size_t)count * sizeof *ids);
+    const int64_t Hb = step->drafter->config.backbone_hidden_size;
+    const mtp_embed_args args = {.table = step->embed_table, .ids = step->token_ids, .y = embedding};
+    MTP_TRY(step->context->ops->embed_fwd(step->context->device, &args));
+    return mtp__step_linear_fwd(step, embedding, mtp_view_cols(mtp__param_value(step->drafter->pre_projection), 0, Hb),
+                                half, MTP_OVERWRITE);
 }
 
-/* Positions, key ranges and rotary tables of the chunk's rows. */
-static mtp_status upload_rows(mtp__step *step)
+mtp_status mtp__step_prepare(mtp__step *step)
 {
-    const mtp__rows *rows = step->rows;
-    const int64_t first = step->first_row, count = step->num_rows;
-    int32_t *ids = step->host_ids;
-
-    MTP_TRY(upload_ids(step, step->places, rows->place + first, count));
-    MTP_TRY(upload_ids(step, step->doc_begin, rows->doc_begin + first, count));
-    for (int64_t r = 0; r < count; r++) ids[r] = rows->place[first + r] + 1;
-    MTP_TRY(upload_ids(step, step->key_end, ids, count));
-    for (int64_t r = 0; r < count; r++) ids[r] = rows->position[first + r] + step->config.position_offset;
-    MTP_TRY(upload_ids(step, step->positions, ids, count));
-    MTP_TRY(upload_ids(step, step->key_begin[MTP_LAYER_FULL], rows->doc_begin + first, count));
-    const int64_t window = step->drafter->config.sliding_window;
-    for (int64_t r = 0; r < count; r++) {
-        const int64_t begin = rows->place[first + r] - window + 1, document = rows->doc_begin[first + r];
-        ids[r] = (int32_t)(begin > document ? begin : document);
-    }
-    MTP_TRY(upload_ids(step, step->key_begin[MTP_LAYER_SLIDING], ids, count));
-
+    const mtp_backend *ops = step->context->ops;
+    mtp_device *device = step->context->device;
+    const int64_t rows = step->num_rows;
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
         if (!step->drafter->inv_freq[type]) continue;
         const mtp_rope_table_args table = {
-            .positions = mtp__first_rows(step->positions, count),
+            .positions = step->positions,
             .inv_freq = mtp_view_1d(step->drafter->inv_freq[type], MTP_F32, step->cos[type].shape[1]),
-            .cos = mtp__first_rows(step->cos[type], count),
-            .sin = mtp__first_rows(step->sin[type], count)};
-        MTP_TRY(step->context->ops->rope_table(step->context->device, &table));
+            .cos = mtp__first_rows(step->cos[type], rows),
+            .sin = mtp__first_rows(step->sin[type], rows)};
+        MTP_TRY(ops->rope_table(device, &table));
     }
-    return MTP_OK;
-}
-
-/* `embedding` = scaled embeddings of ids[0..count), which are in `ids_device` as well; `half` = their product with the
- * left half of the pre-projection. */
-static mtp_status embed(mtp__step *step, const int32_t *ids, mtp_view ids_device, int64_t count, mtp_view embedding,
-                        mtp_view half)
-{
-    const int64_t Hb = step->drafter->config.backbone_hidden_size;
-    mtp_embed_args args = {
-        .table = step->device_table, .ids = mtp__first_rows(ids_device, count), .y = mtp__first_rows(embedding, count)};
-    if (!step->device_table.data)
-        MTP_TRY(mtp__stage_rows(&step->stage, step->table, ids, args.ids, count, &args.table, &args.ids));
-    MTP_TRY(step->context->ops->embed_fwd(step->context->device, &args));
-    return mtp__step_linear_fwd(step, args.y, mtp_view_cols(mtp__param_value(step->drafter->pre_projection), 0, Hb),
-                                mtp__first_rows(half, count), MTP_OVERWRITE);
-}
-
-/* The tokens that the chunk is fed with from the data, for all draft steps. */
-static mtp_status embed_tokens(mtp__step *step)
-{
-    const mtp__tokens *tokens = &step->tokens;
-    MTP_TRY(upload_ids(step, step->entry_of, tokens->entry_of, tokens->K * tokens->max_rows));
-    if (step->mode == MTP__STEP_TRAIN)
-        MTP_TRY(upload_ids(step, step->taken_by, tokens->taken_by, tokens->K * tokens->capacity));
-    if (tokens->count == 0) return MTP_OK;
-    MTP_TRY(upload_ids(step, step->token_ids, tokens->ids, tokens->count));
-    return embed(step, tokens->ids, step->token_ids, tokens->count, step->embedding, step->token_half);
-}
-
-mtp_status mtp__step_begin_chunk(mtp__step *step, int64_t first)
-{
-    const mtp__rows *rows = step->rows;
-    const int64_t rest = rows->num_rows - first;
-    const bool from_data = step->config.feeding == MTP_FEED_TEACHER;
-    step->first_row = first;
-    step->num_rows = rest < step->Rc ? rest : step->Rc;
-    if (from_data) mtp__tokens_build(&step->tokens, rows, first, &step->num_rows);
-    step->last_chunk = first + step->num_rows == rows->num_rows;
-
-    MTP_TRY(upload_rows(step));
-    const int64_t count = step->num_rows;
-    const mtp_view hidden = step->batch->hidden_states;
-    mtp_gather_args gather = {.dst = mtp__first_rows(step->state, count)};
-    MTP_TRY(mtp__stage_rows(
-        &step->stage, mtp_view_2d(hidden.data, hidden.dtype, hidden.shape[0] * hidden.shape[1], hidden.shape[2]),
-        rows->place + first, mtp__first_rows(step->places, count), count, &gather.src, &gather.index));
-    MTP_TRY(step->context->ops->gather_rows(step->context->device, &gather));
-    return from_data ? embed_tokens(step) : MTP_OK;
+    const mtp_gather_args gather = {
+        .src = step->hidden, .index = step->places, .dst = mtp__first_rows(step->state, rows)};
+    MTP_TRY(ops->gather_rows(device, &gather));
+    if (step->config.feeding == MTP_FEED_SELF || step->num_tokens == 0) return MTP_OK;
+    return embed(step, mtp__first_rows(step->embedding, step->num_tokens),
+                 mtp__first_rows(step->token_half, step->num_tokens));
 }
 
 /* ---- a draft step ------------------------------------------------------------------------------------------------ */
@@ -171,11 +117,10 @@ static mtp_status pre_projection(mtp__step *step, int32_t k, mtp_view x0)
 {
     const int64_t rows = step->num_rows, Hb = step->drafter->config.backbone_hidden_size;
     if (step->config.feeding == MTP_FEED_SELF) {
-        MTP_TRY(upload_ids(step, step->token_ids, step->host_ids, rows));
-        MTP_TRY(embed(step, step->host_ids, step->token_ids, rows, mtp__of_step(step, step->embedding, k), x0));
+        MTP_TRY(embed(step, mtp__of_step(step, step->embedding, k), x0));
     } else {
         const mtp_gather_args gather = {
-            .src = step->token_half, .index = mtp_view_rows(step->entry_of, k * step->Rc, rows), .dst = x0};
+            .src = step->token_half, .index = mtp_view_rows(step->entry_of, k * rows, rows), .dst = x0};
         MTP_TRY(step->context->ops->gather_rows(step->context->device, &gather));
     }
     return mtp__step_linear_fwd(step, mtp__of_step(step, step->state, k),

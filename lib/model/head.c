@@ -31,7 +31,7 @@ static mtp_status select_centroids(mtp__step *step, mtp_view x, int64_t rows)
     return step->context->ops->topk(step->context->device, &topk);
 }
 
-mtp_status mtp__step_argmax(mtp__step *step, int32_t k, int32_t *argmax)
+mtp_status mtp__step_argmax(mtp__step *step, int32_t k)
 {
     const mtp_backend *ops = step->context->ops;
     const int64_t rows = step->num_rows;
@@ -40,8 +40,7 @@ mtp_status mtp__step_argmax(mtp__step *step, int32_t k, int32_t *argmax)
     if (ordered) MTP_TRY(select_centroids(step, x, rows));
     mtp_head_args args = head_args(step, x, rows);
     args.argmax = mtp__first_rows(step->head_argmax, rows);
-    MTP_TRY((ordered ? ops->head_candidates : ops->head_flat)(step->context->device, &args));
-    return ops->download(step->context->device, argmax, step->head_argmax.data, (size_t)rows * sizeof *argmax);
+    return (ordered ? ops->head_candidates : ops->head_flat)(step->context->device, &args);
 }
 
 mtp_status mtp__step_logits(mtp__step *step, int32_t k, mtp__step_outputs *outputs)
@@ -49,7 +48,7 @@ mtp_status mtp__step_logits(mtp__step *step, int32_t k, mtp__step_outputs *outpu
     const mtp_backend *ops = step->context->ops;
     mtp_device *device = step->context->device;
     const mtp_drafter_config *config = &step->drafter->config;
-    const int64_t rows = step->num_rows, R = step->rows->num_rows;
+    const int64_t rows = step->num_rows, own = step->own_rows, R = step->rows->num_rows;
     const int64_t width =
         config->ordered ? config->centroid_top_k * (config->vocab_size / config->num_centroids) : config->vocab_size;
     const mtp_view x = mtp__step_n(step, k);
@@ -62,68 +61,26 @@ mtp_status mtp__step_logits(mtp__step *step, int32_t k, mtp__step_outputs *outpu
     args.logits = mtp_view_2d(logits, MTP_F32, rows, width);
     mtp_status status = (config->ordered ? ops->head_candidates : ops->head_flat)(device, &args);
     const int64_t at = k * R + step->first_row;
-    if (status == MTP_OK) status = ops->download(device, outputs->logits + at * width, logits, bytes);
+    if (status == MTP_OK)
+        status = ops->download(device, outputs->logits + at * width, logits, (size_t)(own * width) * sizeof(float));
     if (status == MTP_OK && config->ordered && outputs->selected)
         status = ops->download(device, outputs->selected + at * config->centroid_top_k, step->head_selected.data,
-                               (size_t)(rows * config->centroid_top_k) * sizeof(int32_t));
+                               (size_t)(own * config->centroid_top_k) * sizeof(int32_t));
     ops->memory_free(device, logits);
     return status;
-}
-
-/* The chunk's supervised (step, row) pairs as rows of the head, uploaded: which row of n, target, centroid, scales. */
-static mtp_status collect_rows(mtp__step *step, const int64_t *counts)
-{
-    const mtp_backend *ops = step->context->ops;
-    mtp_device *device = step->context->device;
-    const int32_t K = step->config.num_speculative_steps;
-    const int64_t R = step->rows->num_rows, Mc = K * step->Rc;
-    int32_t *index = step->host_ids, *target = index + Mc, *centroid = target + Mc;
-    float *scale = step->host_floats, *centroid_scale = scale + Mc;
-    double weights[MTP_MAX_SPECULATIVE_STEPS];
-    int64_t m = 0;
-
-    mtp__step_weights(&step->config, weights);
-    for (int32_t k = 0; k < K; k++) {
-        for (int64_t r = 0; r < step->num_rows; r++) {
-            const int64_t i = k * R + step->first_row + r;
-            if (!step->rows->supervised[i]) continue;
-            if (counts[k] < 1)
-                return MTP_FAIL(MTP_E_ARGUMENT, "step %d has supervised rows, but its global count is %lld", k,
-                                (long long)counts[k]);
-            const double share = weights[k] / (double)counts[k];
-            index[m] = (int32_t)(k * step->num_rows + r);
-            target[m] = step->rows->target[i];
-            centroid[m] = step->centroid_of ? step->centroid_of[target[m]] : 0;
-            scale[m] = (float)share;
-            centroid_scale[m] =
-                (float)(step->config.head_mode == MTP_HEAD_HIERARCHICAL ? share : share * step->config.centroid_weight);
-            m++;
-        }
-    }
-    step->num_supervised = m;
-    if (m == 0) return MTP_OK;
-    const size_t bytes = (size_t)m * sizeof(int32_t);
-    MTP_TRY(ops->upload(device, step->head_index.data, index, bytes));
-    MTP_TRY(ops->upload(device, step->head_target.data, target, bytes));
-    MTP_TRY(ops->upload(device, step->head_centroid.data, centroid, bytes));
-    MTP_TRY(ops->upload(device, step->head_scale.data, scale, bytes));
-    MTP_TRY(ops->upload(device, step->head_centroid_scale.data, centroid_scale, bytes));
-    const mtp_gather_args gather = {
-        .src = step->n, .index = mtp__first_rows(step->head_index, m), .dst = mtp__first_rows(step->head_x, m)};
-    return ops->gather_rows(device, &gather);
 }
 
 /* -log p(centroid of the target) and, when it counts, its gradients; *wrote_dx tells whether head_dx has content. */
 static mtp_status centroid_term(mtp__step *step, bool *wrote_dx)
 {
-    const int64_t m = step->num_supervised;
+    const int64_t m = step->head_rows;
     const mtp__param *centroids = step->drafter->centroids;
     const mtp_view x = mtp__first_rows(step->head_x, m), scores = mtp__first_rows(step->head_scores, m);
     const bool counts = step->config.head_mode == MTP_HEAD_HIERARCHICAL || step->config.centroid_weight != 0;
     const bool backward = step->mode == MTP__STEP_TRAIN && counts;
     mtp_xent_args xent = {.logits = scores,
-                          .target = mtp__first_rows(step->head_centroid, m),
-                          .scale = mtp__first_rows(step->head_centroid_scale, m),
+                          .target = step->head_centroid,
+                          .scale = step->head_centroid_scale,
                           .loss = mtp__first_rows(step->head_centroid_loss, m)};
     if (backward) xent.dlogits = scores;
     MTP_TRY(step->context->ops->xent(step->context->device, &xent));
@@ -139,10 +96,10 @@ static mtp_status token_term(mtp__step *step, bool accumulate_dx)
 {
     const mtp_backend *ops = step->context->ops;
     mtp_device *device = step->context->device;
-    const int64_t m = step->num_supervised;
+    const int64_t m = step->head_rows;
     const bool ordered = step->drafter->config.ordered;
     mtp_head_args args = head_args(step, mtp__first_rows(step->head_x, m), m);
-    args.target = mtp__first_rows(step->head_target, m);
+    args.target = step->head_target;
     args.argmax = mtp__first_rows(step->head_argmax, m);
     if (ordered) args.miss = mtp__first_rows(step->head_miss, m);
     if (ordered && step->config.head_mode != MTP_HEAD_MASKED) {
@@ -151,7 +108,7 @@ static mtp_status token_term(mtp__step *step, bool accumulate_dx)
     }
     args.loss = mtp__first_rows(step->head_loss, m);
     if (step->mode == MTP__STEP_TRAIN) {
-        args.scale = mtp__first_rows(step->head_scale, m);
+        args.scale = step->head_scale;
         args.dx = mtp__first_rows(step->head_dx, m);
         args.dx_write = accumulate_dx ? MTP_ACCUMULATE : MTP_OVERWRITE;
         args.de = mtp__param_grad(step->drafter->embed);
@@ -168,70 +125,76 @@ static mtp_status token_term(mtp__step *step, bool accumulate_dx)
     return MTP_FAIL(MTP_E_INTERNAL, "head mode %d", (int)step->config.head_mode);
 }
 
-/* Results of the head's rows back to sums and outputs. */
-static mtp_status deliver(mtp__step *step, mtp__step_sums *sums, mtp__step_outputs *outputs)
+/* Sums of the head's rows. */
+static mtp_status tally(mtp__step *step)
+{
+    const int64_t m = step->head_rows;
+    const bool ordered = step->drafter->config.ordered;
+    mtp_tally_args args = {.index = step->head_index,
+                           .target = step->head_target,
+                           .argmax = mtp__first_rows(step->head_argmax, m),
+                           .loss = mtp__first_rows(step->head_loss, m),
+                           .sums = step->sums,
+                           .rows_per_step = step->num_rows,
+                           .joined = step->config.head_mode == MTP_HEAD_HIERARCHICAL};
+    if (ordered) args.centroid_loss = mtp__first_rows(step->head_centroid_loss, m);
+    if (ordered) args.miss = mtp__first_rows(step->head_miss, m);
+    return step->context->ops->tally(step->context->device, &args);
+}
+
+/* The rows' own results into the places of their (step, row) pairs. */
+static mtp_status deliver(mtp__step *step, mtp__step_outputs *outputs)
 {
     const mtp_backend *ops = step->context->ops;
     mtp_device *device = step->context->device;
-    const int64_t m = step->num_supervised, R = step->rows->num_rows,
-                  Mc = step->config.num_speculative_steps * step->Rc;
+    const int64_t m = step->num_supervised, R = step->rows->num_rows;
     const bool ordered = step->drafter->config.ordered;
     const bool hierarchical = step->config.head_mode == MTP_HEAD_HIERARCHICAL;
-    int32_t *index = step->host_ids, *target = index + Mc, *argmax = target + Mc;
-    float *loss = step->host_floats, *centroid_loss = loss + Mc;
+    float *loss = step->host_floats, *centroid_loss = loss + m;
     uint8_t *miss = step->host_bytes;
-    const size_t bytes = (size_t)m * sizeof(float);
+    int64_t at = 0; /* in the order of chunk.c */
 
-    MTP_TRY(ops->download(device, loss, step->head_loss.data, bytes));
-    MTP_TRY(ops->download(device, argmax, step->head_argmax.data, bytes));
-    if (ordered) {
-        MTP_TRY(ops->download(device, centroid_loss, step->head_centroid_loss.data, bytes));
-        MTP_TRY(ops->download(device, miss, step->head_miss.data, (size_t)m));
-    } else {
-        memset(centroid_loss, 0, bytes);
-        memset(miss, 0, (size_t)m);
-    }
-    for (int64_t i = 0; i < m; i++) {
-        const int64_t k = index[i] / step->num_rows, at = k * R + step->first_row + index[i] % step->num_rows;
-        const float token = hierarchical ? loss[i] + centroid_loss[i] : loss[i];
-        const float centroid = hierarchical ? 0.0f : centroid_loss[i];
-        sums[k].loss += (double)token;
-        sums[k].centroid_loss += (double)centroid;
-        sums[k].count++;
-        sums[k].correct += argmax[i] == target[i];
-        sums[k].missed += miss[i];
-        if (outputs && outputs->loss) outputs->loss[at] = token;
-        if (outputs && outputs->centroid_loss) outputs->centroid_loss[at] = centroid;
-        if (outputs && outputs->miss) outputs->miss[at] = miss[i];
-    }
+    memset(centroid_loss, 0, (size_t)m * sizeof *loss);
+    memset(miss, 0, (size_t)m);
+    MTP_TRY(ops->download(device, loss, step->head_loss.data, (size_t)m * sizeof *loss));
+    if (ordered) MTP_TRY(ops->download(device, centroid_loss, step->head_centroid_loss.data, (size_t)m * sizeof *loss));
+    if (ordered) MTP_TRY(ops->download(device, miss, step->head_miss.data, (size_t)m));
+    for (int32_t k = 0; k < step->config.num_speculative_steps; k++)
+        for (int64_t r = 0; r < step->own_rows; r++) {
+            const int64_t i = k * R + step->first_row + r;
+            if (!step->rows->supervised[i]) continue;
+            if (outputs->loss) outputs->loss[i] = hierarchical ? loss[at] + centroid_loss[at] : loss[at];
+            if (outputs->centroid_loss) outputs->centroid_loss[i] = hierarchical ? 0.0f : centroid_loss[at];
+            if (outputs->miss) outputs->miss[i] = miss[at];
+            at++;
+        }
     return MTP_OK;
 }
 
-mtp_status mtp__step_losses(mtp__step *step, const int64_t *counts, mtp__step_sums *sums, mtp__step_outputs *outputs)
+mtp_status mtp__step_losses(mtp__step *step)
 {
     const mtp_backend *ops = step->context->ops;
     mtp_device *device = step->context->device;
+    const int64_t m = step->head_rows;
     bool wrote_dx = false;
-
-    MTP_TRY(collect_rows(step, counts));
-    const int64_t m = step->num_supervised;
     mtp_view dx = {0};
     if (step->mode == MTP__STEP_TRAIN) {
         dx = mtp__of_steps(step, step->dx, step->config.num_speculative_steps);
         MTP_TRY(ops->memory_zero(device, step->dx.data, (size_t)mtp_view_count(dx) * sizeof(float)));
     }
     if (m == 0) return MTP_OK;
+    const mtp_gather_args gather = {.src = step->n, .index = step->head_index, .dst = mtp__first_rows(step->head_x, m)};
+    MTP_TRY(ops->gather_rows(device, &gather));
     if (step->drafter->config.ordered) {
-        MTP_TRY(select_centroids(step, mtp__first_rows(step->head_x, m), m));
+        MTP_TRY(select_centroids(step, gather.dst, m));
         MTP_TRY(centroid_term(step, &wrote_dx));
     }
     MTP_TRY(token_term(step, wrote_dx));
     if (step->mode == MTP__STEP_TRAIN) {
-        const mtp_gather_args scatter = {.src = mtp__first_rows(step->head_dx, m),
-                                         .index = mtp__first_rows(step->head_index, m),
-                                         .dst = dx,
-                                         .write = MTP_OVERWRITE};
+        const mtp_gather_args scatter = {
+            .src = mtp__first_rows(step->head_dx, m), .index = step->head_index, .dst = dx, .write = MTP_OVERWRITE};
         MTP_TRY(ops->scatter_rows(device, &scatter));
     }
-    return deliver(step, sums, outputs);
+    MTP_TRY(tally(step));
+    return step->outputs ? deliver(step, step->outputs) : MTP_OK;
 }

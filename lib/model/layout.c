@@ -85,24 +85,14 @@ static void layout_activations(mtp__step *step, const mtp_drafter_config *config
     if (step->mode == MTP__STEP_EVALUATE) share_layers(step, config);
 }
 
-/* Tokens at a time: entries of the list, or the rows of a step. */
-static int64_t most_tokens(const mtp__step *step)
-{
-    return step->config.feeding == MTP_FEED_SELF ? step->Rc
-                                                 : mtp__tokens_capacity(step->Rc, step->config.num_speculative_steps);
-}
-
 static void layout_tokens(mtp__step *step, const mtp_drafter_config *config, mtp__arena *arena)
 {
     static const char label[] = "tokens";
-    const int64_t K = step->config.num_speculative_steps, Hb = config->backbone_hidden_size, Uc = most_tokens(step);
-    step->token_ids = vector(arena, label, MTP_I32, Uc);
+    const int64_t Hb = config->backbone_hidden_size, Uc = mtp__chunk_tokens(step);
     if (step->config.feeding == MTP_FEED_SELF) {
         step->embedding = matrix(arena, label, rows_kept(step), Hb);
         return;
     }
-    step->entry_of = vector(arena, label, MTP_I32, K * step->Rc);
-    if (step->mode == MTP__STEP_TRAIN) step->taken_by = vector(arena, label, MTP_I32, K * Uc);
     step->embedding = matrix(arena, label, Uc, Hb);
     step->token_half = matrix(arena, label, Uc, config->hidden_size);
 }
@@ -111,16 +101,13 @@ static void layout_head(mtp__step *step, const mtp_drafter_config *config, mtp__
 {
     static const char label[] = "head";
     const int64_t Mc = step->config.num_speculative_steps * step->Rc, H = config->hidden_size;
-    step->head_index = vector(arena, label, MTP_I32, Mc);
-    step->head_target = vector(arena, label, MTP_I32, Mc);
-    step->head_centroid = vector(arena, label, MTP_I32, Mc);
-    step->head_scale = vector(arena, label, MTP_F32, Mc);
-    step->head_centroid_scale = vector(arena, label, MTP_F32, Mc);
     step->head_loss = vector(arena, label, MTP_F32, Mc);
     step->head_centroid_loss = vector(arena, label, MTP_F32, Mc);
     step->head_argmax = vector(arena, label, MTP_I32, Mc);
     step->head_miss = vector(arena, label, MTP_U8, Mc);
     step->head_x = matrix(arena, label, Mc, H);
+    const int64_t sums[2] = {step->config.num_speculative_steps, MTP_TALLY_COLUMNS};
+    step->sums = mtp__arena_view(arena, label, MTP_F64, 2, sums);
     if (step->mode == MTP__STEP_TRAIN) step->head_dx = matrix(arena, label, Mc, H);
     if (!config->ordered) return;
     const int64_t selected[2] = {Mc, config->centroid_top_k};
@@ -241,7 +228,7 @@ static size_t head_scratch(const mtp__step *step, const mtp_drafter_config *conf
 static size_t largest_scratch(const mtp__step *step, const mtp_drafter_config *config)
 {
     const int64_t Rc = step->Rc, H = config->hidden_size, Hb = config->backbone_hidden_size;
-    const int64_t N = rows_kept(step), I = config->intermediate_size, tokens = most_tokens(step);
+    const int64_t N = rows_kept(step), I = config->intermediate_size, tokens = mtp__chunk_tokens(step);
     size_t bytes = head_scratch(step, config);
     most(&bytes, linear_scratch(step, tokens, tokens > N ? tokens : N, Hb, H));
     most(&bytes, linear_scratch(step, Rc, N, H, Hb));
@@ -261,21 +248,14 @@ static size_t largest_scratch(const mtp__step *step, const mtp_drafter_config *c
 
 mtp_status mtp__step_layout(mtp__step *step, const mtp_drafter_config *config, mtp__arena *arena)
 {
-    const int64_t Rc = step->Rc, tokens = most_tokens(step);
-    static const char rows_label[] = "row indices and rotary tables";
-
-    step->places = vector(arena, rows_label, MTP_I32, Rc);
-    step->positions = vector(arena, rows_label, MTP_I32, Rc);
-    step->doc_begin = vector(arena, rows_label, MTP_I32, Rc);
-    step->key_end = vector(arena, rows_label, MTP_I32, Rc);
+    static const char label[] = "rotary tables";
+    mtp__stage_layout(&step->stage, step->context, mtp__chunk_size(step, config), arena);
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
-        step->key_begin[type] = vector(arena, rows_label, MTP_I32, Rc);
         if (config->geometry[type].head_dim == 0) continue;
-        step->cos[type] = matrix(arena, rows_label, Rc, config->geometry[type].head_dim / 2);
-        step->sin[type] = matrix(arena, rows_label, Rc, config->geometry[type].head_dim / 2);
+        step->cos[type] = matrix(arena, label, step->Rc, config->geometry[type].head_dim / 2);
+        step->sin[type] = matrix(arena, label, step->Rc, config->geometry[type].head_dim / 2);
     }
     layout_tokens(step, config, arena);
-    mtp__stage_layout(&step->stage, step->context, tokens > Rc ? tokens : Rc, config->backbone_hidden_size, arena);
     layout_activations(step, config, arena);
     layout_gradients(step, config, arena);
     layout_head(step, config, arena);

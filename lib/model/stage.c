@@ -3,89 +3,119 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "model/sizes.h"
 
-static size_t rows_bytes(int64_t Rc, int64_t width)
+void mtp__stage_layout(mtp__stage *stage, const mtp_context *context, size_t size, mtp__arena *arena)
 {
-    return (size_t)(Rc * width) * sizeof(float); /* the widest type */
-}
-
-void mtp__stage_layout(mtp__stage *stage, const mtp_context *context, int64_t Rc, int64_t width, mtp__arena *arena)
-{
-    static const char label[] = "rows on their way to the device";
     stage->context = context;
     stage->direct = context->ops->memory_is_host;
-    stage->Rc = Rc;
-    if (stage->direct) return;
-    stage->rows = mtp__arena_take(arena, label, rows_bytes(Rc, width));
-    stage->index = mtp__arena_view(arena, label, MTP_I32, 1, &Rc);
+    stage->size = size;
+    stage->device = mtp__arena_take(arena, MTP__STAGE_LABEL, size);
 }
 
-mtp_status mtp__stage_create(mtp__stage *stage, int64_t width)
+mtp_status mtp__stage_create(mtp__stage *stage)
 {
-    if (stage->direct) return MTP_OK;
-    const size_t bytes = rows_bytes(stage->Rc, width);
-    MTP_TRY_AT(stage->context->ops->host_alloc(stage->context->device, bytes, &stage->host), "rows of a chunk");
-    int32_t *numbers = stage->host;
-    for (int64_t r = 0; r < stage->Rc; r++) numbers[r] = (int32_t)r;
-    return stage->context->ops->upload(stage->context->device, stage->index.data, numbers,
-                                       (size_t)stage->Rc * sizeof *numbers);
+    for (int i = 0; i < MTP__STAGE_BLOCKS && !stage->direct; i++)
+        MTP_TRY_AT(stage->context->ops->host_alloc(stage->context->device, stage->size, &stage->host[i]),
+                   "rows of a chunk");
+    return MTP_OK;
 }
 
 void mtp__stage_release(mtp__stage *stage)
 {
     if (!stage->context) return;
-    for (int type = 0; type < MTP_LAYER_TYPES; type++)
-        stage->context->ops->memory_free(stage->context->device, stage->kv[type]);
-    stage->context->ops->host_free(stage->context->device, stage->host);
+    const mtp_backend *ops = stage->context->ops;
+    mtp_device *device = stage->context->device;
+    for (int i = 0; i < MTP__STAGE_VIEWS; i++) ops->memory_free(device, stage->memory[i]);
+    for (int i = 0; i < MTP__STAGE_BLOCKS; i++) {
+        ops->mark_free(device, stage->copied[i]);
+        ops->host_free(device, stage->host[i]);
+    }
     *stage = (mtp__stage){0};
 }
 
-/* Memory for K/V of one type: grows, never shrinks. */
-static mtp_status reserve(mtp__stage *stage, int type, size_t bytes)
+/* ---- a batch ----------------------------------------------------------------------------------------------------- */
+
+size_t mtp__stage_reserved(size_t bytes)
+{
+    return (size_t)mtp__size_above((int64_t)bytes, INT64_MAX);
+}
+
+/* Memory for one view: grows, in strides that make growing rare, and never shrinks. */
+static mtp_status reserve(mtp__stage *stage, int which, size_t bytes)
 {
     const mtp_backend *ops = stage->context->ops;
-    if (bytes <= stage->kv_size[type]) return MTP_OK;
-    ops->memory_free(stage->context->device, stage->kv[type]);
-    stage->kv[type] = NULL;
-    stage->kv_size[type] = 0;
-    MTP_TRY_AT(ops->memory_alloc(stage->context->device, bytes, &stage->kv[type]), "K/V of a batch");
-    stage->kv_size[type] = bytes;
+    if (bytes <= stage->memory_size[which]) return MTP_OK;
+    ops->memory_free(stage->context->device, stage->memory[which]);
+    stage->memory[which] = NULL;
+    stage->memory_size[which] = 0;
+    const size_t size = mtp__stage_reserved(bytes);
+    MTP_TRY_AT(ops->memory_alloc(stage->context->device, size, &stage->memory[which]),
+               which == MTP__STAGE_HIDDEN ? "hidden states of a batch" : "K/V of a batch");
+    stage->memory_size[which] = size;
     return MTP_OK;
 }
 
-mtp_status mtp__stage_kv(mtp__stage *stage, const mtp_batch *batch, mtp_view flat[MTP_LAYER_TYPES])
+/* `flat`: the batch's tokens in its first axis. */
+static mtp_status bring(mtp__stage *stage, int which, mtp_view flat, mtp_view *brought)
 {
-    for (int type = 0; type < MTP_LAYER_TYPES; type++) {
-        const mtp_view kv = batch->kv[type];
-        flat[type] = (mtp_view){0};
-        if (!kv.data) continue;
-        /* the batch and sequence axes as one */
-        flat[type] = mtp_view_4d(kv.data, kv.dtype, kv.shape[0] * kv.shape[1], 2, kv.shape[3], kv.shape[4]);
-        if (stage->direct) continue;
-        const size_t bytes = (size_t)mtp_view_count(kv) * mtp_dtype_size(kv.dtype);
-        MTP_TRY(reserve(stage, type, bytes));
-        MTP_TRY(stage->context->ops->upload(stage->context->device, stage->kv[type], kv.data, bytes));
-        flat[type].data = stage->kv[type];
-    }
-    return MTP_OK;
-}
-
-mtp_status mtp__stage_rows(mtp__stage *stage, mtp_view host_table, const int32_t *ids, mtp_view ids_device,
-                           int64_t count, mtp_view *table, mtp_view *index)
-{
-    *table = host_table;
-    *index = ids_device;
+    const size_t bytes = (size_t)mtp_view_count(flat) * mtp_dtype_size(flat.dtype),
+                 token = bytes / (size_t)flat.shape[0];
+    *brought = flat;
     if (stage->direct) return MTP_OK;
-    const int64_t width = host_table.shape[1];
-    const size_t element = mtp_dtype_size(host_table.dtype), row = (size_t)width * element;
-    for (int64_t r = 0; r < count; r++) {
-        if (ids[r] < 0 || ids[r] >= host_table.shape[0])
-            return MTP_FAIL(MTP_E_ARGUMENT, "row %lld of a table of %lld rows is asked for", (long long)ids[r],
-                            (long long)host_table.shape[0]);
-        memcpy((char *)stage->host + (size_t)r * row,
-               (const char *)host_table.data + (size_t)(ids[r] * host_table.stride[0]) * element, row);
+    MTP_TRY(reserve(stage, which, bytes));
+    MTP_TRY(stage->context->ops->upload_async(stage->context->device, stage->memory[which], flat.data, bytes));
+    brought->data = stage->memory[which];
+    brought->shape[0] = (int64_t)(stage->memory_size[which] / token);
+    return MTP_OK;
+}
+
+static bool same_view(const mtp_view *a, const mtp_view *b)
+{
+    bool same = a->data == b->data && a->dtype == b->dtype && a->rank == b->rank;
+    for (int32_t i = 0; same && i < a->rank; i++) same = a->shape[i] == b->shape[i] && a->stride[i] == b->stride[i];
+    return same;
+}
+
+mtp_status mtp__stage_batch(mtp__stage *stage, const mtp_batch *batch, mtp_view kv[MTP_LAYER_TYPES], mtp_view *hidden)
+{
+    mtp_view now[MTP__STAGE_VIEWS] = {{0}};
+    for (int type = 0; type < MTP_LAYER_TYPES; type++) {
+        const mtp_view of = batch->kv[type];
+        if (!of.data) continue;
+        const mtp_view flat = mtp_view_4d(of.data, of.dtype, of.shape[0] * of.shape[1], 2, of.shape[3], of.shape[4]);
+        MTP_TRY(bring(stage, type, flat, &now[type]));
     }
-    *table = mtp_view_2d(stage->rows, host_table.dtype, count, width);
-    *index = mtp_view_rows(stage->index, 0, count);
-    return stage->context->ops->upload(stage->context->device, stage->rows, stage->host, (size_t)count * row);
+    const mtp_view of = batch->hidden_states;
+    const mtp_view flat = mtp_view_2d(of.data, of.dtype, of.shape[0] * of.shape[1], of.shape[2]);
+    MTP_TRY(bring(stage, MTP__STAGE_HIDDEN, flat, &now[MTP__STAGE_HIDDEN]));
+    bool same = true;
+    for (int i = 0; i < MTP__STAGE_VIEWS; i++) same = same && same_view(&now[i], &stage->views[i]);
+    if (!same) stage->generation++;
+    memcpy(stage->views, now, sizeof now);
+    memcpy(kv, now, MTP_LAYER_TYPES * sizeof *kv);
+    *hidden = now[MTP__STAGE_HIDDEN];
+    return MTP_OK;
+}
+
+/* ---- a chunk ----------------------------------------------------------------------------------------------------- */
+
+mtp_status mtp__stage_open(mtp__stage *stage, char **host)
+{
+    *host = stage->direct ? stage->device : stage->host[stage->turn];
+    if (!stage->copied[stage->turn]) return MTP_OK;
+    return stage->context->ops->mark_wait(stage->context->device, stage->copied[stage->turn]);
+}
+
+mtp_status mtp__stage_send(mtp__stage *stage, size_t begin, size_t end, bool last)
+{
+    const mtp_backend *ops = stage->context->ops;
+    mtp_device *device = stage->context->device;
+    if (stage->direct) return MTP_OK;
+    const char *host = stage->host[stage->turn];
+    if (end > begin) MTP_TRY(ops->upload_async(device, stage->device + begin, host + begin, end - begin));
+    if (!last) return MTP_OK;
+    MTP_TRY(ops->mark(device, &stage->copied[stage->turn]));
+    stage->turn = (stage->turn + 1) % MTP__STAGE_BLOCKS;
+    return MTP_OK;
 }

@@ -1,7 +1,10 @@
-/* Internal to lib/model: what a step reads of host memory, brought to the device. Hidden states and K/V of a batch and
- * the verifier's embedding table are host memory (the table is mapped from its file). Where device memory is ordinary
- * memory they are passed to the ops as they are; elsewhere K/V are uploaded once a batch, and of the two tables the
- * rows that a chunk needs are gathered on the host and uploaded. */
+/* Internal to lib/model: what a step reads of host memory, brought to the device. Hidden states and K/V of a batch, the
+ * verifier's embedding table (mapped from its file) and the numbers that describe a chunk's rows are host memory. Where
+ * device memory is ordinary memory they are passed to the ops as they are. Elsewhere a batch's views are copied once a
+ * batch, all of them: the way to a device is wider than the one to a store. What a chunk needs beside them is put
+ * together in a block of pinned memory and copied at once.
+ *
+ * Nothing here waits for the device, but for the block of two chunks ago, if that has not been copied yet. */
 #ifndef MTP_MODEL_STAGE_H
 #define MTP_MODEL_STAGE_H
 
@@ -10,27 +13,45 @@
 #include "mtp/data.h"
 #include "mtp/drafter.h"
 
+#define MTP__STAGE_LABEL "rows on their way to the device" /* of the block, in a step's plan */
+
+enum { MTP__STAGE_BLOCKS = 2, MTP__STAGE_HIDDEN = MTP_LAYER_TYPES, MTP__STAGE_VIEWS };
+
 typedef struct mtp__stage {
     const mtp_context *context;
-    bool direct;               /* host views are passed on */
-    int64_t Rc;                /* rows at a time, at most */
-    void *host;                /* rows gathered; NULL when direct */
-    void *rows;                /* device: the same */
-    mtp_view index;            /* device I32 [Rc]: 0, 1, 2, ... */
-    void *kv[MTP_LAYER_TYPES]; /* device: K/V of the batch at hand, as large as the largest so far */
-    size_t kv_size[MTP_LAYER_TYPES];
+    bool direct; /* host views are passed on */
+
+    /* Of a chunk: the block on the device, and those that it is copied from in turn (direct: `device` itself). */
+    size_t size;
+    char *device;
+    void *host[MTP__STAGE_BLOCKS];
+    mtp_mark *copied[MTP__STAGE_BLOCKS];
+    int turn;
+
+    /* Of a batch: device memory as large as the largest so far, K/V of the layer types and hidden states. */
+    void *memory[MTP__STAGE_VIEWS];
+    size_t memory_size[MTP__STAGE_VIEWS];
+    mtp_view views[MTP__STAGE_VIEWS]; /* as handed out last */
+    int64_t generation;               /* raised whenever a view is another one than before */
 } mtp__stage;
 
-/* The parts that live in the step's arena, for up to Rc rows at a time of up to `width` elements. */
-void mtp__stage_layout(mtp__stage *stage, const mtp_context *context, int64_t Rc, int64_t width, mtp__arena *arena);
+/* The block of up to `size` bytes, in the step's arena. */
+void mtp__stage_layout(mtp__stage *stage, const mtp_context *context, size_t size, mtp__arena *arena);
 /* After the layout, with real memory. */
-mtp_status mtp__stage_create(mtp__stage *stage, int64_t width);
+mtp_status mtp__stage_create(mtp__stage *stage);
 void mtp__stage_release(mtp__stage *stage); /* accepts a zeroed struct */
-/* K/V of a batch as the ops take them, [B * S, 2, NKV, D] in `flat`; types without layers stay empty views. */
-mtp_status mtp__stage_kv(mtp__stage *stage, const mtp_batch *batch, mtp_view flat[MTP_LAYER_TYPES]);
-/* Rows ids[0..count) of a host table [N, width]. An op that is given *table and *index then reads them: the table
- * itself and `ids_device` (the same ids), or the staged rows. */
-mtp_status mtp__stage_rows(mtp__stage *stage, mtp_view host_table, const int32_t *ids, mtp_view ids_device,
-                           int64_t count, mtp_view *table, mtp_view *index);
+
+/* The batch as ops take it: K/V [S, 2, NKV, D] (types without layers stay empty views) and hidden states [S, Hb], S
+ * being all tokens of the batch or, in device memory, all that there is room for. What was handed out before is gone.
+ * The batch's memory must stay as it is until the device has passed the copies. */
+mtp_status mtp__stage_batch(mtp__stage *stage, const mtp_batch *batch, mtp_view kv[MTP_LAYER_TYPES], mtp_view *hidden);
+
+/* How much device memory is taken for a view of so many bytes. */
+size_t mtp__stage_reserved(size_t bytes);
+
+/* The block to fill, which the device does not read. */
+mtp_status mtp__stage_open(mtp__stage *stage, char **host);
+/* Bytes [begin, end) of it to the device, behind what was launched before; with `last` it is not filled any more. */
+mtp_status mtp__stage_send(mtp__stage *stage, size_t begin, size_t end, bool last);
 
 #endif

@@ -64,7 +64,8 @@ static mtp_status prepare(mtp__step *step, const mtp_drafter_config *drafter, co
         step->config.logits_budget = (size_t)(host ? MTP__LOGITS_MIB_HOST : MTP__LOGITS_MIB_DEVICE) << 20;
     const size_t K = (size_t)config->num_speculative_steps, Mc = K * (size_t)step->Rc;
     step->layers = calloc((size_t)drafter->num_layers, sizeof *step->layers);
-    step->host_ids = calloc(3 * Mc, sizeof *step->host_ids);
+    step->padded = step->context->ops->graph != NULL;
+    step->host_ids = calloc((size_t)step->Rc, sizeof *step->host_ids);
     step->host_floats = calloc(2 * Mc, sizeof *step->host_floats);
     step->host_bytes = calloc(Mc, 1);
     if (!step->layers || !step->host_ids || !step->host_floats || !step->host_bytes)
@@ -75,6 +76,7 @@ static mtp_status prepare(mtp__step *step, const mtp_drafter_config *drafter, co
 
 static void release(mtp__step *step)
 {
+    mtp__graphs_clear(&step->graphs);
     free(step->layers);
     mtp__tokens_free(&step->tokens);
     free(step->host_ids);
@@ -119,7 +121,9 @@ static mtp_status build(mtp__step *step, const mtp_drafter *drafter)
     MTP_TRY(step->context->ops->memory_alloc(step->context->device, measured.used, &step->memory));
     mtp__arena_wrap(&step->arena, step->memory, measured.used);
     MTP_TRY(mtp__step_layout(step, &drafter->config, &step->arena));
-    return mtp__stage_create(&step->stage, drafter->config.backbone_hidden_size);
+    mtp__graphs_create(step->context, &step->graphs);
+    MTP_TRY(mtp__stage_create(&step->stage));
+    return mtp__step_begin_update(step);
 }
 
 mtp_status mtp__step_create(mtp_drafter *drafter, const mtp_verifier *verifier, const mtp_step_config *config,
@@ -158,7 +162,7 @@ void mtp__step_set_watch(mtp__step *step, const mtp__step_watch *watch)
     step->watch = watch ? *watch : (mtp__step_watch){0};
 }
 
-/* ---- running -------------------------------------------------------------------------------------------------- */
+/* ---- outputs ----------------------------------------------------------------------------------------------------- */
 
 /* Copy a device matrix [num_rows, width] to rows of a host array [K, R, width], and zero the steps that do not exist.
  */
@@ -166,22 +170,21 @@ static mtp_status deliver_matrix(mtp__step *step, int32_t k, mtp_view matrix, fl
 {
     const int64_t R = step->rows->num_rows, width = matrix.shape[1], at = k * R + step->first_row;
     MTP_TRY(step->context->ops->download(step->context->device, to + at * width, matrix.data,
-                                         (size_t)(step->num_rows * width) * sizeof(float)));
-    for (int64_t r = 0; r < step->num_rows; r++)
+                                         (size_t)(step->own_rows * width) * sizeof(float)));
+    for (int64_t r = 0; r < step->own_rows; r++)
         if (!step->rows->valid[at + r]) memset(to + (at + r) * width, 0, (size_t)width * sizeof(float));
     return MTP_OK;
 }
 
-/* The tokens of step k: the data's, or what the drafter said at step k - 1 (then they are in host_ids already). */
-static void feed(mtp__step *step, int32_t k, mtp__step_outputs *outputs)
+/* What was fed at step k: the data's tokens, or what the drafter said at the step before, which is in host_ids. */
+static void deliver_tokens(const mtp__step *step, int32_t k, mtp__step_outputs *outputs)
 {
     const mtp__rows *rows = step->rows;
     const int64_t at = k * rows->num_rows + step->first_row;
     const bool drafted = step->config.feeding == MTP_FEED_SELF && k > 0;
-    if (!drafted) memcpy(step->host_ids, rows->input_token + at, (size_t)step->num_rows * sizeof(int32_t));
-    if (outputs && outputs->input_token)
-        for (int64_t r = 0; r < step->num_rows; r++)
-            outputs->input_token[at + r] = rows->valid[at + r] ? step->host_ids[r] : 0;
+    const int32_t *fed = drafted ? step->host_ids : rows->input_token + at;
+    if (outputs->input_token)
+        for (int64_t r = 0; r < step->own_rows; r++) outputs->input_token[at + r] = rows->valid[at + r] ? fed[r] : 0;
 }
 
 static void clear_logits(const mtp__step *step, int32_t k, mtp__step_outputs *outputs)
@@ -189,7 +192,7 @@ static void clear_logits(const mtp__step *step, int32_t k, mtp__step_outputs *ou
     const mtp_drafter_config *config = &step->drafter->config;
     const int64_t top_k = config->centroid_top_k;
     const int64_t width = config->ordered ? top_k * (config->vocab_size / config->num_centroids) : config->vocab_size;
-    for (int64_t r = 0; r < step->num_rows; r++) {
+    for (int64_t r = 0; r < step->own_rows; r++) {
         const int64_t at = k * step->rows->num_rows + step->first_row + r;
         if (step->rows->valid[at]) continue;
         memset(outputs->logits + at * width, 0, (size_t)width * sizeof(float));
@@ -197,12 +200,24 @@ static void clear_logits(const mtp__step *step, int32_t k, mtp__step_outputs *ou
     }
 }
 
-static mtp_status deliver_step(mtp__step *step, int32_t k, bool have_argmax, mtp__step_outputs *outputs)
+/* What the drafter said at step k, into host_ids. */
+static mtp_status deliver_argmax(mtp__step *step, int32_t k, mtp__step_outputs *outputs)
 {
     const int64_t at = k * step->rows->num_rows + step->first_row;
-    if (have_argmax && outputs->argmax)
-        for (int64_t r = 0; r < step->num_rows; r++)
+    MTP_TRY(step->context->ops->download(step->context->device, step->host_ids, step->head_argmax.data,
+                                         (size_t)step->own_rows * sizeof *step->host_ids));
+    if (outputs->argmax)
+        for (int64_t r = 0; r < step->own_rows; r++)
             outputs->argmax[at + r] = step->rows->valid[at + r] ? step->host_ids[r] : 0;
+    return MTP_OK;
+}
+
+static mtp_status deliver_step(mtp__step *step, int32_t k, mtp__step_outputs *outputs)
+{
+    if (outputs->logits) {
+        MTP_TRY(mtp__step_logits(step, k, outputs));
+        clear_logits(step, k, outputs);
+    }
     if (outputs->hidden) MTP_TRY(deliver_matrix(step, k, mtp__step_n(step, k), outputs->hidden));
     if (outputs->state) {
         const mtp_view state = mtp__first_rows(step->dstate, step->num_rows); /* nothing is in it before backward */
@@ -212,48 +227,108 @@ static mtp_status deliver_step(mtp__step *step, int32_t k, bool have_argmax, mtp
     return MTP_OK;
 }
 
-/* The chunk of the rows from `first` on. */
-static mtp_status run_chunk(mtp__step *step, int64_t first, const int64_t *counts, mtp__step_sums *sums,
-                            mtp__step_outputs *outputs)
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+/* All that the device does for a chunk. Without outputs, and unless feeding goes through the host, nothing in it waits,
+ * and its calls depend on the chunk's sizes and the batch's views alone. */
+static mtp_status compute(void *user)
 {
+    mtp__step *step = user;
+    mtp__step_outputs *outputs = step->outputs;
     const int32_t K = step->config.num_speculative_steps;
     const bool self = step->config.feeding == MTP_FEED_SELF;
-    MTP_TRY(mtp__step_begin_chunk(step, first));
+    MTP_TRY(mtp__step_prepare(step));
     for (int32_t k = 0; k < K; k++) {
-        feed(step, k, outputs);
         if (k > 0) MTP_TRY(mtp__step_project_state(step, k - 1, mtp__of_step(step, step->state, k)));
+        if (k > 0 && self) MTP_TRY(mtp__chunk_feed(step, k));
+        if (outputs) deliver_tokens(step, k, outputs);
         MTP_TRY(mtp__step_forward(step, k));
-        if (outputs && outputs->logits) {
-            MTP_TRY(mtp__step_logits(step, k, outputs));
-            clear_logits(step, k, outputs);
-        }
-        const bool need_argmax = (self && k + 1 < K) || (outputs && outputs->argmax);
-        if (need_argmax) MTP_TRY(mtp__step_argmax(step, k, step->host_ids));
-        if (outputs) MTP_TRY(deliver_step(step, k, need_argmax, outputs));
+        if (outputs) MTP_TRY(deliver_step(step, k, outputs));
+        const bool asked = outputs && (outputs->argmax || outputs->input_token);
+        if (!asked && !(self && k + 1 < K)) continue;
+        MTP_TRY(mtp__step_argmax(step, k));
+        if (asked) MTP_TRY(deliver_argmax(step, k, outputs));
     }
-    MTP_TRY(mtp__step_losses(step, counts, sums, outputs));
-    if (step->mode == MTP__STEP_TRAIN && step->num_supervised > 0) MTP_TRY(mtp__step_backward(step));
+    MTP_TRY(mtp__step_losses(step));
+    if (step->mode == MTP__STEP_TRAIN && step->head_rows > 0) MTP_TRY(mtp__step_backward(step));
     return MTP_OK;
+}
+
+/* The chunk of the rows from `first` on. */
+static mtp_status run_chunk(mtp__step *step, int64_t first, const int64_t *counts)
+{
+    MTP_TRY(mtp__chunk_begin(step, first, counts));
+    const bool watched = step->watch.ready && step->last_chunk;
+    if (step->outputs || watched || mtp__chunk_waits(step)) return compute(step);
+    const mtp__graph_key key = {{step->num_rows, step->num_tokens, step->head_rows}};
+    return mtp__graphs_run(&step->graphs, &key, compute, step);
+}
+
+static mtp_status run(mtp__step *step, const int64_t *counts)
+{
+    const int64_t generation = step->stage.generation;
+    MTP_TRY(mtp__stage_batch(&step->stage, step->batch, step->kv, &step->hidden));
+    if (step->stage.generation != generation) mtp__graphs_clear(&step->graphs);
+    for (int64_t first = 0; first < step->rows->num_rows; first += step->own_rows)
+        MTP_TRY(run_chunk(step, first, counts));
+    return MTP_OK;
+}
+
+void mtp__step_sums_of(const double *numbers, int32_t K, mtp__step_sums *sums)
+{
+    for (int32_t k = 0; k < K; k++) {
+        const double *of = numbers + k * MTP_TALLY_COLUMNS;
+        sums[k] = (mtp__step_sums){.loss = of[MTP_TALLY_LOSS],
+                                   .centroid_loss = of[MTP_TALLY_CENTROID_LOSS],
+                                   .count = (int64_t)of[MTP_TALLY_COUNT],
+                                   .correct = (int64_t)of[MTP_TALLY_CORRECT],
+                                   .missed = (int64_t)of[MTP_TALLY_MISSED]};
+    }
+}
+
+mtp_view mtp__step_device_sums(const mtp__step *step)
+{
+    return step->sums;
+}
+
+mtp_status mtp__step_begin_update(mtp__step *step)
+{
+    return step->context->ops->memory_zero(step->context->device, step->sums.data,
+                                           (size_t)mtp_view_count(step->sums) * sizeof(double));
+}
+
+mtp__step_counts mtp__step_counted(const mtp__step *step)
+{
+    const mtp__graphs *graphs = &step->graphs;
+    return (mtp__step_counts){.called = graphs->called,
+                              .captured = graphs->captured,
+                              .launched = graphs->launched,
+                              .refused = graphs->refused,
+                              .nodes = graphs->nodes};
 }
 
 mtp_status mtp__step_run(mtp__step *step, const mtp_batch *batch, const mtp__rows *rows, const int64_t *counts,
                          mtp__step_sums *sums, mtp__step_outputs *outputs)
 {
-    MTP_REQUIRE(step && batch && rows && counts && sums);
+    MTP_REQUIRE(step && batch && rows && counts);
     const int32_t K = step->config.num_speculative_steps;
     if (rows->K != K) return MTP_FAIL(MTP_E_ARGUMENT, "rows have %d draft steps, the step has %d", rows->K, K);
     if (rows->num_rows < 1) return MTP_FAIL(MTP_E_ARGUMENT, "a step needs at least one row");
-    memset(sums, 0, (size_t)K * sizeof *sums);
     if (outputs) {
         const size_t places = (size_t)K * (size_t)rows->num_rows;
         if (outputs->loss) memset(outputs->loss, 0, places * sizeof(float));
         if (outputs->centroid_loss) memset(outputs->centroid_loss, 0, places * sizeof(float));
         if (outputs->miss) memset(outputs->miss, 0, places);
     }
+    if (sums) MTP_TRY(mtp__step_begin_update(step));
     step->batch = batch;
     step->rows = rows;
-    MTP_TRY(mtp__stage_kv(&step->stage, batch, step->kv));
-    for (int64_t first = 0; first < rows->num_rows; first += step->num_rows)
-        MTP_TRY(run_chunk(step, first, counts, sums, outputs));
+    step->outputs = outputs;
+    MTP_TRY(run(step, counts));
+    if (!sums) return MTP_OK;
+    double numbers[MTP_MAX_SPECULATIVE_STEPS * MTP_TALLY_COLUMNS];
+    MTP_TRY(step->context->ops->download(step->context->device, numbers, step->sums.data,
+                                         (size_t)mtp_view_count(step->sums) * sizeof *numbers));
+    mtp__step_sums_of(numbers, K, sums);
     return MTP_OK;
 }

@@ -69,10 +69,28 @@ typedef struct mtp__step_watch {
 void mtp__step_set_watch(mtp__step *step, const mtp__step_watch *watch);
 
 /* Run over all rows. counts [K] are the N_k of the global batch (all micro-batches, all ranks): the loss that is
- * differentiated is sum_k w_k (sum_r l_rk + centroid_weight c_rk) / N_k; N_k = 0 leaves the term out. sums [K] is
- * overwritten. outputs may be NULL. rows must have the step's K and at least one row. */
+ * differentiated is sum_k w_k (sum_r l_rk + centroid_weight c_rk) / N_k; N_k = 0 leaves the term out. outputs may be
+ * NULL. rows must have the step's K and at least one row.
+ *
+ * sums [K]: of this run; then all is done on return, after one wait for the device. NULL: they are added to the step's
+ * own on the device, and the run need not be over on return: the batch must stay as it is until a mark behind the run
+ * has been passed (mtp_backend.mark). */
 mtp_status mtp__step_run(mtp__step *step, const mtp_batch *batch, const mtp__rows *rows, const int64_t *counts,
                          mtp__step_sums *sums, mtp__step_outputs *outputs);
+/* The sums of the runs since mtp__step_begin_update or a run with sums, F64 [K, MTP_TALLY_COLUMNS] in device memory. */
+mtp_view mtp__step_device_sums(const mtp__step *step);
+mtp_status mtp__step_begin_update(mtp__step *step); /* clears them; nothing waits */
+/* Their numbers as sums [K]. */
+void mtp__step_sums_of(const double *numbers, int32_t K, mtp__step_sums *sums);
+
+/* How chunks have been run: call by call, or as graphs where the device has them (graphs.h). */
+typedef struct mtp__step_counts {
+    int64_t called, captured, launched;
+    int64_t refused; /* could not be captured */
+    int64_t nodes;   /* kernels, copies and fills of the graph launched last */
+} mtp__step_counts;
+mtp__step_counts mtp__step_counted(const mtp__step *step);
+
 /* Loss of the global batch from sums and counts: sum_k w_k (loss_k + centroid_weight centroid_k) / N_k. */
 double mtp__step_total(const mtp_step_config *config, const mtp__step_sums *sums, const int64_t *counts);
 /* w_k into weights [K]. */

@@ -18,8 +18,7 @@ mtp_status mtp__tokens_create(int64_t max_rows, int32_t K, mtp__tokens *tokens)
     const size_t entries = (size_t)tokens->capacity, steps = (size_t)K;
     tokens->ids = calloc(entries, sizeof *tokens->ids);
     tokens->entry_of = calloc(steps * (size_t)max_rows, sizeof *tokens->entry_of);
-    tokens->taken_by = calloc(steps * entries, sizeof *tokens->taken_by);
-    if (tokens->ids && tokens->entry_of && tokens->taken_by) return MTP_OK;
+    if (tokens->ids && tokens->entry_of) return MTP_OK;
     mtp__tokens_free(tokens);
     return MTP_FAIL(MTP_E_MEMORY, "out of memory for the tokens of %lld rows", (long long)max_rows);
 }
@@ -28,7 +27,6 @@ void mtp__tokens_free(mtp__tokens *tokens)
 {
     free(tokens->ids);
     free(tokens->entry_of);
-    free(tokens->taken_by);
     *tokens = (mtp__tokens){0};
 }
 
@@ -67,11 +65,15 @@ void mtp__tokens_build(mtp__tokens *tokens, const mtp__rows *rows, int64_t first
         }
     }
     *taken = count;
+}
+
+void mtp__tokens_takers(const mtp__tokens *tokens, int64_t taken, int64_t rows, int64_t entries, int32_t *taken_by)
+{
     for (int32_t k = 0; k < tokens->K; k++) {
-        int32_t *by = tokens->taken_by + k * tokens->capacity;
+        int32_t *by = taken_by + k * entries;
         const int32_t *entry = tokens->entry_of + k * tokens->max_rows;
-        for (int64_t u = 0; u < tokens->count; u++) by[u] = MTP_NO_ROW;
-        for (int64_t r = 0; r < count; r++)
-            if (entry[r] != MTP_NO_ROW) by[entry[r]] = (int32_t)(k * count + r);
+        for (int64_t u = 0; u < entries; u++) by[u] = MTP_NO_ROW;
+        for (int64_t r = 0; r < taken; r++)
+            if (entry[r] != MTP_NO_ROW) by[entry[r]] = (int32_t)(k * rows + r);
     }
 }

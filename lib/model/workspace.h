@@ -10,6 +10,7 @@
 #ifndef MTP_MODEL_WORKSPACE_H
 #define MTP_MODEL_WORKSPACE_H
 
+#include "model/graphs.h"
 #include "model/stage.h"
 #include "model/step.h"
 #include "model/tokens.h"
@@ -38,7 +39,7 @@ struct mtp__step {
     mtp_context *context;
     mtp_drafter *drafter;
     mtp_view table;        /* the verifier's embedding [V, Hb], host */
-    mtp_view device_table; /* the same as ops may be given it; data NULL: rows are brought as they are needed (stage) */
+    mtp_view device_table; /* the same as ops may be given it; data NULL: a chunk brings the rows that it needs */
     mtp_step_config config;
     mtp__step_mode mode;
     int64_t Rc;           /* rows of a chunk */
@@ -52,26 +53,32 @@ struct mtp__step {
     mtp_view rstd_final;      /* [N] */
     mtp_view n;               /* [K * Rc, H] after the final norm, in either mode */
 
-    /* The chunk's rows, device I32 [Rc]. */
+    mtp__stage stage;             /* what is brought from host memory */
+    mtp_view kv[MTP_LAYER_TYPES]; /* of the batch, [S, 2, NKV, D] */
+    mtp_view hidden;              /* of the batch, [S, Hb] */
+    bool padded;                  /* sizes of chunks are rounded up */
+    mtp__graphs graphs;
+
+    /* Of the chunk at hand, as long as it needs them: num_rows rows, num_tokens tokens, head_rows rows of the head
+     * (chunk.c). Device I32 [num_rows]. */
     mtp_view places, positions, doc_begin, key_end, key_begin[MTP_LAYER_TYPES];
     mtp_view cos[MTP_LAYER_TYPES], sin[MTP_LAYER_TYPES]; /* [Rc, D/2] */
 
-    /* Fed from the data: the chunk's tokens (tokens.h), Uc = tokens.capacity. Self-fed: embedding is [N, Hb], a row's
-     * own at each step, and there is no list. */
+    /* Fed from the data: the chunk's tokens (tokens.h), Uc at most. Self-fed: embedding is [N, Hb], a row's own at each
+     * step, and there is no list. */
     mtp__tokens tokens;
-    mtp_view token_ids;  /* device I32 [Uc]; self-fed [Rc], of the step at hand */
-    mtp_view entry_of;   /* device I32 [K * Rc], step k from k * Rc on */
-    mtp_view taken_by;   /* device I32 [K * Uc], step k from k * Uc on */
-    mtp_view embedding;  /* [Uc, Hb] scaled token embedding */
-    mtp_view token_half; /* [Uc, H] its product with the left half of the pre-projection; later its gradient */
-
-    mtp__stage stage;             /* what is brought from host memory */
-    mtp_view kv[MTP_LAYER_TYPES]; /* of the batch, [B * S, 2, NKV, D] */
+    mtp_view embed_table; /* what embed_fwd reads: the table or the rows of it that the chunk brought */
+    size_t table_rows_at; /* where those begin in the block */
+    mtp_view token_ids;   /* device I32 [num_tokens]: rows of embed_table; self-fed: of the step at hand */
+    mtp_view entry_of;    /* device I32 [K * num_rows] */
+    mtp_view taken_by;    /* device I32 [K * num_tokens] */
+    mtp_view embedding;   /* [Uc, Hb] scaled token embedding */
+    mtp_view token_half;  /* [Uc, H] its product with the left half of the pre-projection; later its gradient */
 
     /* The head: Mc = K * Rc rows at most (supervised rows of all draft steps). */
-    mtp_view head_index, head_target, head_centroid; /* I32 [Mc] */
+    mtp_view head_index, head_target, head_centroid; /* I32 [head_rows] */
+    mtp_view head_scale, head_centroid_scale;        /* F32 [head_rows] */
     mtp_view head_x, head_dx;                        /* [Mc, H] */
-    mtp_view head_scale, head_centroid_scale;        /* F32 [Mc] */
     mtp_view head_loss, head_centroid_loss;          /* F32 [Mc] */
     mtp_view head_scores;                            /* [Mc, C] */
     mtp_view head_selected;                          /* I32 [Mc, k] */
@@ -83,37 +90,47 @@ struct mtp__step {
     mtp_view dheads; /* [Rc, NH * D]; the memory of dact */
     mtp_view dact;   /* [Rc, I] */
     mtp_view dstate; /* [(K - 1) * Rc, Hb], at least Rc rows: of state_1 and on */
+    mtp_view sums;   /* F64 [K, MTP_TALLY_COLUMNS] of the runs since they were cleared */
     mtp_scratch scratch;
 
-    /* Host mirrors of index arrays and results, [Rc] or [Mc]. */
+    /* Host copies of results, [Rc] or [Mc]. */
     int32_t *host_ids;
     float *host_floats;
     uint8_t *host_bytes;
     mtp__step_watch watch; /* `ready` NULL: nobody is told */
 
-    /* Of the chunk at hand. */
-    bool last_chunk; /* of the run */
+    /* Of the run and the chunk at hand. */
     const mtp_batch *batch;
     const mtp__rows *rows;
-    int64_t first_row, num_rows; /* rows [first_row, first_row + num_rows) of `rows` */
-    int64_t num_supervised;      /* M: rows of the head */
+    mtp__step_outputs *outputs;
+    bool last_chunk;                         /* of the run */
+    int64_t first_row, own_rows;             /* rows [first_row, first_row + own_rows) of `rows` */
+    int64_t num_supervised;                  /* M: supervised (step, row) pairs of them */
+    int64_t num_rows, num_tokens, head_rows; /* as ops see them: these, the tokens and M, or rounded up */
 };
 
 /* Lay the step out in `arena` (measuring or real). With a measuring arena the views have NULL data. */
 mtp_status mtp__step_layout(mtp__step *step, const mtp_drafter_config *config, mtp__arena *arena);
 
-/* lib/model/forward.c: the next chunk of the run, from row `first` on: which rows it has, and what it reads of the
- * batch for all draft steps. */
-mtp_status mtp__step_begin_chunk(mtp__step *step, int64_t first);
-/* Draft step k of the chunk: from tokens (self-fed: step->host_ids) and state_k to n_k. */
+/* lib/model/chunk.c: the next chunk of the run, from row `first` on: which rows it has, and what ops read of them. */
+mtp_status mtp__chunk_begin(mtp__step *step, int64_t first, const int64_t *counts);
+/* Self-fed: draft step k takes what the drafter said (step->head_argmax) at the step before. */
+mtp_status mtp__chunk_feed(mtp__step *step, int32_t k);
+/* Does feeding go through the host? */
+bool mtp__chunk_waits(const mtp__step *step);
+size_t mtp__chunk_size(const mtp__step *step, const mtp_drafter_config *config); /* bytes of the block, at most */
+int64_t mtp__chunk_tokens(const mtp__step *step);                                /* Uc */
+
+/* lib/model/forward.c: what all draft steps of the chunk read; then draft step k, from tokens and state_k to n_k. */
+mtp_status mtp__step_prepare(mtp__step *step);
 mtp_status mtp__step_forward(mtp__step *step, int32_t k);
 /* state_{k+1} = post_projection(n_k) into `state` [num_rows, Hb]. */
 mtp_status mtp__step_project_state(mtp__step *step, int32_t k, mtp_view state);
 
-/* lib/model/head.c: argmax of step k for all rows of the chunk, as serving takes it, into host [num_rows]; and the
- * losses of the chunk's supervised rows, with dx and the head's gradients in TRAIN mode. */
-mtp_status mtp__step_argmax(mtp__step *step, int32_t k, int32_t *argmax);
-mtp_status mtp__step_losses(mtp__step *step, const int64_t *counts, mtp__step_sums *sums, mtp__step_outputs *outputs);
+/* lib/model/head.c: argmax of step k for all rows of the chunk, as serving takes it, into step->head_argmax; and the
+ * losses of the chunk's supervised rows, added to step->sums, with dx and the head's gradients in TRAIN mode. */
+mtp_status mtp__step_argmax(mtp__step *step, int32_t k);
+mtp_status mtp__step_losses(mtp__step *step);
 /* Selected centroids and logits of step k for all rows of the chunk, into outputs (evaluation only). */
 mtp_status mtp__step_logits(mtp__step *step, int32_t k, mtp__step_outputs *outputs);
 

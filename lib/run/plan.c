@@ -8,6 +8,7 @@
 
 #include "data/batch_size.h"
 #include "data/verifier_config.h"
+#include "model/stage.h"
 #include "model/tensors.h"
 #include "optim/share.h"
 #include "run/config.h"
@@ -157,21 +158,27 @@ static mtp_status plan_data(const mtp_train_config *c, const mtp_verifier_config
 
 mtp_status mtp__plan_kv(mtp_plan *plan, const mtp_verifier_config *verifier, int64_t tokens, int64_t steps)
 {
-    uint64_t bytes = 0;
+    static const char note[] = "16-bit values; twice this for fp32 samples";
+    size_t kv = 0;
     if (!plan->has_device) return MTP_OK; /* read where the loader put it */
     for (int type = 0; type < MTP_LAYER_TYPES; type++)
         if (verifier->kv_layer[type] >= 0)
-            bytes += 2 * 2 * (uint64_t)(verifier->num_kv_heads[type] * verifier->head_dim[type]);
-    return add_device(plan, "K/V of a batch", (uint64_t)(steps * tokens) * bytes,
-                      "16-bit values; twice this for fp32 samples");
+            kv += mtp__stage_reserved((size_t)(tokens * 2 * verifier->num_kv_heads[type] * verifier->head_dim[type]) *
+                                      sizeof(uint16_t));
+    const size_t hidden = mtp__stage_reserved((size_t)(tokens * verifier->hidden_size) * sizeof(uint16_t));
+    MTP_TRY(add_device(plan, "K/V of a batch", (uint64_t)steps * kv, note));
+    return add_device(plan, "hidden states of a batch", (uint64_t)steps * hidden, note);
 }
 
 /* ---- steps ---------------------------------------------------------------------------------------------------- */
 
-/* Rows that are gathered on the host on their way to the device, in pinned memory. */
-static uint64_t staging_bytes(const mtp_plan *plan, const mtp_step_config *step, const mtp_drafter_config *drafter)
+/* The blocks of pinned memory that the rows of chunks are copied from. */
+static uint64_t staging_bytes(const mtp_plan *plan, const mtp__arena *step)
 {
-    return plan->has_device ? (uint64_t)(step->rows_per_chunk * drafter->backbone_hidden_size) * sizeof(float) : 0;
+    uint64_t bytes = 0;
+    for (int32_t i = 0; i < step->num_labels && plan->has_device; i++)
+        if (strcmp(step->labels[i].label, MTP__STAGE_LABEL) == 0) bytes += MTP__STAGE_BLOCKS * step->labels[i].bytes;
+    return bytes;
 }
 
 static mtp_status plan_training(const mtp_train_config *c, const mtp_drafter_config *drafter,
@@ -182,7 +189,7 @@ static mtp_status plan_training(const mtp_train_config *c, const mtp_drafter_con
     MTP_TRY(mtp__step_plan(drafter, context, &step, MTP__STEP_TRAIN, &arena));
     for (int32_t i = 0; i < arena.num_labels; i++)
         MTP_TRY(add_device(plan, arena.labels[i].label, arena.labels[i].bytes, "training step"));
-    return add_host(plan, "staging", staging_bytes(plan, &step, drafter), "pinned; rows on their way to the device");
+    return add_host(plan, "staging", staging_bytes(plan, &arena), "pinned; rows on their way to the device");
 }
 
 static mtp_status plan_evaluation(const mtp_train_config *c, const mtp_drafter_config *drafter,
@@ -190,24 +197,26 @@ static mtp_status plan_evaluation(const mtp_train_config *c, const mtp_drafter_c
 {
     if (!mtp__config_evaluates(c)) return MTP_OK;
     const mtp_step_config training = mtp__config_step(c);
-    MTP_TRY(mtp__plan_evaluation(plan, drafter, context, &training, EVAL_STEPS));
+    uint64_t staging = 0;
+    MTP_TRY(mtp__plan_evaluation(plan, drafter, context, &training, EVAL_STEPS, &staging));
     MTP_TRY(mtp__plan_kv(plan, verifier, EVAL_TOKENS, EVAL_STEPS));
-    return add_host(plan, "evaluation batch",
-                    batch_bytes(verifier, EVAL_TOKENS, false) + rows_bytes(EVAL_TOKENS, c->num_speculative_steps) +
-                        EVAL_STEPS * staging_bytes(plan, &training, drafter),
-                    "");
+    return add_host(
+        plan, "evaluation batch",
+        batch_bytes(verifier, EVAL_TOKENS, false) + rows_bytes(EVAL_TOKENS, c->num_speculative_steps) + staging, "");
 }
 
 mtp_status mtp__plan_evaluation(mtp_plan *plan, const mtp_drafter_config *drafter, const mtp_context *context,
-                                const mtp_step_config *config, int steps)
+                                const mtp_step_config *config, int steps, uint64_t *staging)
 {
     uint64_t bytes = 0;
+    *staging = 0;
     for (int i = 0; i < steps; i++) {
         mtp__arena arena;
         mtp_step_config step = *config;
         step.feeding = i == 0 ? MTP_FEED_SELF : MTP_FEED_TEACHER;
         MTP_TRY(mtp__step_plan(drafter, context, &step, MTP__STEP_EVALUATE, &arena));
         bytes += arena.used;
+        *staging += staging_bytes(plan, &arena);
     }
     return add_device(plan, "evaluation", bytes, steps == 1 ? "a step without backward" : "two steps without backward");
 }

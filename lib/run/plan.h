@@ -19,10 +19,11 @@ typedef struct mtp__plan_verifier {
 mtp_status mtp__plan_new(mtp_context *context, const char *remedy, mtp_plan **plan);
 /* A line; none for 0 bytes. `what` and `note` outlive the plan. */
 mtp_status mtp__plan_add(mtp_plan *plan, mtp__plan_place place, const char *what, uint64_t bytes, const char *note);
-/* Steps of an evaluation on the device: the one that drafts, and with `steps` 2 the one for the loss. */
+/* Steps of an evaluation on the device: the one that drafts, and with `steps` 2 the one for the loss. `staging`: bytes
+ * of pinned memory that they take, which is not added. */
 mtp_status mtp__plan_evaluation(mtp_plan *plan, const mtp_drafter_config *drafter, const mtp_context *context,
-                                const mtp_step_config *config, int steps);
-/* K/V of a batch of `tokens` tokens on the device, `steps` times. */
+                                const mtp_step_config *config, int steps, uint64_t *staging);
+/* K/V and hidden states of a batch of `tokens` tokens on the device, `steps` times. */
 mtp_status mtp__plan_kv(mtp_plan *plan, const mtp_verifier_config *verifier, int64_t tokens, int64_t steps);
 /* The last line of a plan: where the verifier's table lies, as `choice` says; with MTP_EMBEDDING_AUTO on the device
  * when it fits beside everything else and leaves a margin. Asks the device what is free. */

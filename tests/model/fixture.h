@@ -30,7 +30,7 @@ static inline void fixture_rows(fixture *f)
 
 static inline void fixture_open(fixture *f, const char *name, mtp_head_mode mode)
 {
-    const mtp_context_options options = {.num_threads = 2};
+    const mtp_context_options options = {.device = getenv("MTP_TEST_DEVICE"), .num_threads = 2};
     const mtp_dataset_options data = {.hidden_norm = MTP_HIDDEN_UNSET};
     *f = (fixture){.directory = test_path("%s/goldens/%s", MTP_TEST_DATA, name)};
     f->config = (mtp_step_config){

@@ -34,10 +34,13 @@ static mtp__rows rows_of(int every)
 /* What must hold of any list; returns how many rows it is for. */
 static int64_t check(mtp__tokens *tokens, const mtp__rows *rows, int64_t first)
 {
+    static int32_t taken_by[K * 8 * LENGTH];
     int64_t taken = 0, pairs = 0, found = 0;
     mtp__tokens_build(tokens, rows, first, &taken);
     assert_in_range(taken, 1, tokens->max_rows);
     assert_in_range(tokens->count, 0, tokens->capacity);
+    const int64_t padded = taken + 5, entries = tokens->count + 3;
+    mtp__tokens_takers(tokens, taken, padded, entries, taken_by);
     for (int32_t k = 0; k < K; k++) {
         for (int64_t r = 0; r < taken; r++) {
             const int64_t i = k * rows->num_rows + first + r;
@@ -49,9 +52,9 @@ static int64_t check(mtp__tokens *tokens, const mtp__rows *rows, int64_t first)
             pairs++;
             assert_in_range(entry, 0, tokens->count - 1);
             assert_int_equal(tokens->ids[entry], rows->input_token[i]);
-            assert_int_equal(tokens->taken_by[k * tokens->capacity + entry], k * taken + r);
+            assert_int_equal(taken_by[k * entries + entry], k * padded + r);
         }
-        for (int64_t u = 0; u < tokens->count; u++) found += tokens->taken_by[k * tokens->capacity + u] != MTP_NO_ROW;
+        for (int64_t u = 0; u < entries; u++) found += taken_by[k * entries + u] != MTP_NO_ROW;
     }
     assert_int_equal(found, pairs); /* each pair once, and nothing else */
     return taken;
