@@ -10,6 +10,12 @@
 namespace mtp
 {
 
+/* What the P logits of a pair, or a tile's part of them, give to the sum over a row's slots. */
+struct pair_part {
+    float top, sum; /* maximum, sum of exp(z - top) */
+    int best;       /* the lowest token among those at the maximum */
+};
+
 /* Strides in elements; rows are those of one chunk. */
 struct grouped {
     int R, H, V, C, P;
@@ -33,28 +39,37 @@ struct grouped {
     float *de;
     int64_t de_row;
     bool dx_add, de_add;
-    bool backward; /* z becomes dz */
+    bool de_even; /* rows of de are whole pairs of floats */
     mtp::fault *fault;
 
     /* scratch */
-    int *place;      /* [rows, slots]: the slot's centroid, then its pair; -1: none */
-    int *row_of;     /* [pairs] */
-    int *count;      /* [parts, C]: pairs of a centroid in a part, then the place of the next one within the centroid */
-    int *begin;      /* [C + 1]: first pair of each centroid */
-    int *tile_begin; /* [C + 1]: first tile of each centroid */
+    int *place;         /* [rows, slots]: the slot's centroid, then its pair; -1: none */
+    int *row_of;        /* [pairs] */
+    int *number_of;     /* [pairs]: which slot of its row */
+    int *own;           /* [rows]: the target's row of e; -1: none */
+    int *count;         /* [parts, C]: pairs of a centroid in a part, then the place of the next one in the centroid */
+    int *begin;         /* [C + 1]: first pair of each centroid */
+    int *tile_begin;    /* [C + 1]: first tile of each centroid */
     int *segment_begin; /* [C + 1]: first segment of each centroid's pairs; one without pairs has one, to be cleared */
     int *part_begin;    /* [C + 1]: first part of each centroid that has more than one segment */
-    float *part_de;     /* [parts of sums, P, H] */
-    float *z;           /* [pairs, P]: logits, then dz */
-    float *slot_dx;     /* [pairs, H] */
-    void *x_copy;       /* [rows, H], when x is not of the factors' type */
-    void *e_copy;       /* [V, H], when e is not */
+    int *tile_of, *segment_of; /* the centroid of each tile and of each segment */
+    int columns;               /* tiles beside each other that have the P logits of a pair */
+    pair_part *part;           /* [pairs, columns] */
+    float *own_z;              /* [rows]: the target's logit */
+    float *top;                /* [rows]: maximum of the logits */
+    float *factor;             /* [rows]: scale / sum of exp(z - top) */
+    float *part_de;            /* [parts of sums, P, H] */
+    void *dz;                  /* [pairs, dz_row], of the factors' type, zeros behind P */
+    float *slot_dx;            /* [pairs, line] */
+    void *x_copy, *e_copy;     /* [rows, width], [V, width], where x and e cannot be taken as they are */
+    int dz_row, line;          /* P and H up to a multiple of 16 bytes */
+    int width;                 /* of what products take of a row of x and e: H; in bf16 line, zeros behind H */
 };
 
 constexpr int PART_ROWS = 64;       /* of the sort */
 constexpr int SEGMENT_PAIRS = 2048; /* of a centroid that one block adds up */
 
-/* centroid_sort.cu: fills place, row_of and the four arrays [C + 1], for tiles of `tile_rows` pairs. */
+/* centroid_sort.cu: fills what is there of rows, pairs, tiles and segments, for tiles of `tile_rows` pairs. */
 mtp_status grouped_sort(mtp_device *device, const char *op, const grouped &g, int tile_rows);
 
 } // namespace mtp

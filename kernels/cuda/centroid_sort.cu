@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(THREADS, 4) name_centroids(grouped g)
     }
     found = __any_sync(ALL_LANES, found);
     if (lane) return;
+    g.own[row] = slot;
     place[g.k] = found ? -1 : own;
     if (!found && own >= 0) atomicAdd(&count[own], 1);
 }
@@ -95,6 +96,15 @@ __global__ void __launch_bounds__(SCAN_THREADS) scan_centroids(grouped g, int ti
         for (int i = 0; i < 4; i++) begins[i][g.C] = sums[i];
 }
 
+/* The centroids of the tiles and of the segments. */
+__global__ void __launch_bounds__(THREADS, 4) list_work(grouped g)
+{
+    const int c = (int)(blockIdx.x * THREADS + threadIdx.x);
+    if (c >= g.C) return;
+    for (int tile = g.tile_begin[c]; tile < g.tile_begin[c + 1]; tile++) g.tile_of[tile] = c;
+    for (int segment = g.segment_begin[c]; segment < g.segment_begin[c + 1]; segment++) g.segment_of[segment] = c;
+}
+
 /* A warp has a part. */
 __global__ void __launch_bounds__(WARP) place_pairs(grouped g)
 {
@@ -109,6 +119,7 @@ __global__ void __launch_bounds__(WARP) place_pairs(grouped g)
             const int pair = g.begin[centroid] + atomicAdd(&next[centroid], 1);
             place[s] = pair;
             g.row_of[pair] = row;
+            g.number_of[pair] = s;
         }
         __syncwarp();
     }
@@ -125,6 +136,7 @@ mtp_status grouped_sort(mtp_device *device, const char *op, const grouped &g, in
     MTP_CUDA_TRY(op, MTP_LAUNCH(name_centroids, row_blocks, THREADS, 0, device->stream, g));
     MTP_CUDA_TRY(op, MTP_LAUNCH(scan_parts, centroid_blocks, THREADS, 0, device->stream, g));
     MTP_CUDA_TRY(op, MTP_LAUNCH(scan_centroids, 1, SCAN_THREADS, 0, device->stream, g, tile_rows));
+    MTP_CUDA_TRY(op, MTP_LAUNCH(list_work, centroid_blocks, THREADS, 0, device->stream, g));
     MTP_CUDA_TRY(op, MTP_LAUNCH(place_pairs, (unsigned)g.parts, WARP, 0, device->stream, g));
     return MTP_OK;
 }

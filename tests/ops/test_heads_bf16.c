@@ -13,6 +13,7 @@ static const heads_shape shapes[] = {
      0}, /* tiles across tokens and columns */
     {HEADS_CANDIDATES, 300, 16, 3, 5, 1, MTP_F32, MTP_F32, MTP_ACCUMULATE, 0, 0.5f,
      0}, /* several tiles of a centroid */
+    {HEADS_CANDIDATES, 200, 72, 3, 70, 1, MTP_BF16, MTP_BF16, MTP_ACCUMULATE, 0, 0.3f, 0}, /* the tallest tiles */
     {HEADS_HIERARCHICAL, 150, 32, 4, 12, 1, MTP_BF16, MTP_BF16, MTP_OVERWRITE, 0, 0.5f, 0},
 };
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
