@@ -152,7 +152,7 @@ small()
             --repeats 1 ${case#* }
         [ "$few" = 0 ] || return 0
     done <<'CASES'
-norm small --rows 70 --width 256
+norm small --rows 72 --width 256
 rows small --rows 70 --width 512 --head 256
 gemm small --rows 130 --in 256 --out 128
 attention 256 --tokens 300 --document 150 --window 100
@@ -237,7 +237,7 @@ bench_emulated()
     local tiny=(--sets 2 --repeats 1)
     check memory 100 "$build/bench/bench_cuda_memory" --kib 80 --passes 3 --sets 2 --repeats 1
     check products 100 bench gemm "${tiny[@]}" --rows 70 --in 48 --out 40
-    check norms 100 bench norm "${tiny[@]}" --rows 9 --width 160
+    check norms 100 bench norm "${tiny[@]}" --rows 12 --width 160
     [ "$few" = 0 ] || return
     check attention 100 bench attention "${tiny[@]}" --tokens 40 --document 40 --window 20
     check "loss of the centroid head" 100 bench heads "${tiny[@]}" --rows 70 --hidden 48 --vocabulary 512 --centroids 16 --selected 3
