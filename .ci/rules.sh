@@ -46,6 +46,16 @@ no_exit()
         grep -vE '^[^:]*:[0-9]+: *(/?\*|//)|__attribute__'
 }
 
+# A kernel says for how many threads it is compiled: else it may take more registers than its block has.
+bounded()
+{
+    # shellcheck disable=SC2046
+    if grep -nE '__global__' $(sources 'kernels/cuda/*') | grep -vE '__launch_bounds__|^[^:]*:[0-9]+: *(/?\*|//)'; then
+        echo "^ kernels without __launch_bounds__"
+        return 1
+    fi
+}
+
 # 700 lines are the limit of a source file.
 sized()
 {
@@ -75,6 +85,7 @@ links()
 check "clang-format" formatted
 check "layers: who includes whom" layered
 check "no exit, abort, assert or printing in lib/ and kernels/" no_exit
+check "every kernel has its launch bounds" bounded
 check "no source file above 700 lines" sized
 check "scripts parse" scripts
 check "links of the READMEs" links

@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(THREADS)
     dw[i] = accumulate ? dw[i] + sum : sum;
 }
 
-__global__ void add_scalars_kernel(float *dscalar, const double *partial, int64_t chunks, bool accumulate)
+__global__ void __launch_bounds__(1)
+    add_scalars_kernel(float *dscalar, const double *partial, int64_t chunks, bool accumulate)
 {
     double sum = accumulate ? (double)*dscalar : 0.0;
     for (int64_t c = 0; c < chunks; c++) sum += partial[c];

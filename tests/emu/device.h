@@ -24,7 +24,14 @@
 #define __device__
 #define __host__
 #define __constant__
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#define MTP_EMU_BOUNDS /* launch.h */
+#define MTP_EMU_WARPS(threads, ...) (((threads) + 31) / 32)
+#define __launch_bounds__(...) \
+    __attribute__((patchable_function_entry(MTP_EMU_WARPS(__VA_ARGS__, 0), MTP_EMU_WARPS(__VA_ARGS__, 0))))
+#else
 #define __launch_bounds__(...)
+#endif
 #define __shared__ shared_memory_is_declared_with_MTP_SHARED
 
 #define threadIdx (emu::here.thread->index)

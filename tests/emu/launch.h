@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <tuple>
 #include <type_traits>
@@ -43,10 +44,35 @@ struct KernelCall final : Call {
 struct Launch {
     const char *name;
     const void *kernel;
+    unsigned bound; /* of __launch_bounds__, whole warps; 0: none, or not known */
     dim3 grid, block;
     size_t shared;
     std::shared_ptr<const Call> call;
 };
+
+/* The number of __launch_bounds__ outlives the compiler as so many nops before the kernel, one a warp, whose place
+ * stands in a section of the linked file (GCC's patchable_function_entry). */
+#ifdef MTP_EMU_BOUNDS
+extern "C" {
+extern const uintptr_t __start___patchable_function_entries[] __attribute__((weak, visibility("hidden")));
+extern const uintptr_t __stop___patchable_function_entries[] __attribute__((weak, visibility("hidden")));
+}
+__attribute__((visibility("hidden"))) inline unsigned launch_bound(const void *kernel)
+{
+    const uintptr_t entry = reinterpret_cast<uintptr_t>(kernel);
+    uintptr_t nops = 0;
+    for (const uintptr_t *at = __start___patchable_function_entries; at < __stop___patchable_function_entries; at++)
+        if (*at<entry && * at> nops) nops = *at;
+    for (uintptr_t at = nops; at < entry; at++)
+        if (entry - nops > 32 || *reinterpret_cast<const unsigned char *>(at) != 0x90) return 0;
+    return nops ? static_cast<unsigned>(entry - nops) * 32 : 0;
+}
+#else
+inline unsigned launch_bound(const void *)
+{
+    return 0;
+}
+#endif
 
 /* Checks against the device profile, checks the arguments for host addresses, queues. */
 cudaError_t launch_call(const Launch &launch, cudaStream_t stream, const Argument *arguments, size_t count);
@@ -57,7 +83,8 @@ cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block
 {
     static_assert(sizeof...(P) == sizeof...(A), "a launch gives every parameter of the kernel");
     auto call = std::make_shared<KernelCall<P...>>(kernel, std::forward<A>(a)...);
-    Launch what{name, reinterpret_cast<const void *>(kernel), grid, block, shared, call};
+    const void *const entry = reinterpret_cast<const void *>(kernel);
+    Launch what{name, entry, launch_bound(entry), grid, block, shared, call};
     return std::apply(
         [&](const auto &...values) {
             const Argument arguments[] = {

@@ -81,6 +81,7 @@ cudaError_t check_shape(const Launch &l)
         l.grid.z > 65535)
         return cudaErrorInvalidConfiguration;
     if (l.shared > allowed_for(l.kernel)) return cudaErrorInvalidValue;
+    if (l.bound && threads > l.bound) return cudaErrorInvalidValue;
     return cudaSuccess;
 }
 
@@ -122,6 +123,19 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *fu
     attributes->maxDynamicSharedSizeBytes = static_cast<int>(allowed_for(function));
     attributes->binaryVersion = attributes->ptxVersion = 10 * profile().major + profile().minor;
     return cudaSuccess;
+}
+
+/* Block clusters, cooperative grids and the other attributes of a launch are not here. */
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *, const void *, void **)
+{
+    const Lock lock(api_mutex());
+    return result(cudaErrorNotSupported);
+}
+
+cudaError_t cudaLaunchCooperativeKernel(const void *, dim3, dim3, void **, size_t, cudaStream_t)
+{
+    const Lock lock(api_mutex());
+    return result(cudaErrorNotSupported);
 }
 
 /* By threads, blocks and shared memory; registers are not known here. */
@@ -226,6 +240,10 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
         break;
     case cudaDevAttrComputeCapabilityMinor:
         *value = prop.minor;
+        break;
+    case cudaDevAttrCooperativeLaunch:
+    case cudaDevAttrClusterLaunch:
+        *value = 0;
         break;
     case cudaDevAttrL2CacheSize:
         *value = prop.l2CacheSize;

@@ -20,6 +20,23 @@ static __global__ void other(int *out)
     if (threadIdx.x == 0) out[0] = 1;
 }
 
+enum { TWO_WARPS = 64 };
+
+static __global__ void __launch_bounds__(TWO_WARPS) bounded(int *out)
+{
+    if (threadIdx.x == 0) out[0] = 1;
+}
+
+struct Shape {
+    enum { THREADS = 128 };
+};
+
+template <class T>
+static __global__ void __launch_bounds__(T::THREADS, 2) bounded_by(int *out, T)
+{
+    if (threadIdx.x == 0) out[0] = 1;
+}
+
 static void properties(void **)
 {
     cudaDeviceProp prop;
@@ -69,6 +86,35 @@ static void shapes(void **)
     assert_int_equal(cudaGetLastError(), cudaErrorInvalidConfiguration);
 }
 
+/* Known where GCC compiles: see launch.h. */
+static void bounds(void **)
+{
+#ifdef MTP_EMU_BOUNDS
+    const Device<int> out(1);
+    assert_cuda(MTP_LAUNCH(bounded, 1, TWO_WARPS, 0, nullptr, out.get()));
+    assert_cuda(MTP_LAUNCH(bounded, 1, dim3(8, 8), 0, nullptr, out.get()));
+    assert_int_equal(MTP_LAUNCH(bounded, 1, TWO_WARPS + 1, 0, nullptr, out.get()), cudaErrorInvalidValue);
+    assert_cuda(MTP_LAUNCH(bounded_by<Shape>, 1, 128, 0, nullptr, out.get(), Shape()));
+    assert_int_equal(MTP_LAUNCH(bounded_by<Shape>, 1, dim3(64, 4), 0, nullptr, out.get(), Shape()),
+                     cudaErrorInvalidValue);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidValue);
+#else
+    skip();
+#endif
+}
+
+static void no_clusters(void **)
+{
+    const void *kernel = reinterpret_cast<const void *>(other);
+    int value = 1;
+    assert_cuda(cudaDeviceGetAttribute(&value, cudaDevAttrClusterLaunch, 0));
+    assert_int_equal(value, 0);
+    assert_int_equal(cudaLaunchCooperativeKernel(kernel, 1, 32, nullptr, 0, nullptr), cudaErrorNotSupported);
+    const cudaLaunchConfig_t config = {};
+    assert_int_equal(cudaLaunchKernelExC(&config, kernel, nullptr), cudaErrorNotSupported);
+    assert_int_equal(cudaGetLastError(), cudaErrorNotSupported);
+}
+
 static void occupancy(void **)
 {
     int blocks = -1;
@@ -86,10 +132,8 @@ static void occupancy(void **)
 int main(int count, char **words)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(properties),
-        cmocka_unit_test(shared_memory),
-        cmocka_unit_test(shapes),
-        cmocka_unit_test(occupancy),
+        cmocka_unit_test(properties), cmocka_unit_test(shared_memory), cmocka_unit_test(shapes),
+        cmocka_unit_test(bounds),     cmocka_unit_test(no_clusters),   cmocka_unit_test(occupancy),
     };
     if (count != 2) return 2;
     shared_kib = atoi(words[1]);
