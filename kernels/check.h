@@ -33,7 +33,7 @@ inline mtp_status mtp__check_sizes(const char *op, const char *name, const mtp_v
 #define MTP__CHECK(op, field, dtype, ...) MTP_TRY(mtp__check_sizes((op), #field, &a->field, (dtype), __VA_ARGS__))
 #else
 #define MTP__CHECK(op, field, dtype, ...)                                                        \
-    MTP_TRY(mtp__check_view((op), #field, &a->field, (dtype),                                    \
+    MTP_TRY(mtp__check_view((op), #field, &a->field, (int)(dtype),                               \
                             (int32_t)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), \
                             (const int64_t[]){__VA_ARGS__}))
 #endif

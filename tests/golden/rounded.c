@@ -54,6 +54,8 @@ static void free_copies(copies *c)
     for (int i = 0; i < c->count; i++) free(c->memory[i]);
 }
 
+static mtp_view none; /* in place of a view that is not rounded */
+
 /* The op with the named views rounded. */
 #define ROUNDED(op, args, ...)                                                        \
     static mtp_status rounded_##op(mtp_device *device, const args *given)             \
@@ -72,9 +74,11 @@ static void free_copies(copies *c)
 ROUNDED(linear_fwd, mtp_linear_args, &a.x, &a.w)
 ROUNDED(linear_dx, mtp_linear_args, &a.y, &a.w)
 ROUNDED(linear_dw, mtp_linear_args, &a.x, &a.y)
-ROUNDED(rmsnorm_bwd, mtp_rmsnorm_args, &a.dy)
+/* with RoPE behind it, the norm reads what is stored */
+ROUNDED(rmsnorm_fwd, mtp_rmsnorm_args, a.cos.data ? &a.x : &none)
+ROUNDED(rmsnorm_bwd, mtp_rmsnorm_args, &a.dy, a.cos.data ? &a.x : &none)
 ROUNDED(residual_norm_fwd, mtp_residual_norm_args, &a.x)
-ROUNDED(residual_norm_bwd, mtp_residual_norm_args, &a.x)
+ROUNDED(residual_norm_bwd, mtp_residual_norm_args, &a.x, a.next_w.data ? &a.next_dy : &none)
 ROUNDED(geglu_fwd, mtp_geglu_args, &a.gate, &a.up)
 ROUNDED(geglu_bwd, mtp_geglu_args, &a.gate, &a.up, &a.dy)
 ROUNDED(rope_fwd, mtp_rope_args, &a.x)
@@ -92,6 +96,7 @@ const mtp_backend *golden_rounded_backend(void)
     table.linear_fwd = rounded_linear_fwd;
     table.linear_dx = rounded_linear_dx;
     table.linear_dw = rounded_linear_dw;
+    table.rmsnorm_fwd = rounded_rmsnorm_fwd;
     table.rmsnorm_bwd = rounded_rmsnorm_bwd;
     table.residual_norm_fwd = rounded_residual_norm_fwd;
     table.residual_norm_bwd = rounded_residual_norm_bwd;
