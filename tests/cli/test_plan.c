@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include "base/arena.h"
+#include "base/error.h"
 #include "data/store.h"
 #include "model/step.h"
 #include "run/config.h"
+#include "run/plan.h"
 #include "run/trainer.h"
 #include "train.h"
 
@@ -183,12 +185,44 @@ static void follows_the_configuration(void **state)
     test_run_free(&large);
 }
 
+/* Memory that runs out later than the plan could foresee is said with the plan too; other failures stay as they are. */
+static void a_plan_explains_memory_that_runs_out(void **state)
+{
+    (void)state;
+    mtp_plan_line lines[2] = {{.what = "activations", .note = "training step", .bytes = 3 << 20, .on_device = true},
+                              {.what = "loader", .note = "", .bytes = 2 << 20}};
+    const mtp_plan plan = {.num_lines = 2,
+                           .lines = lines,
+                           .device_bytes = 3 << 20,
+                           .host_bytes = 2 << 20,
+                           .has_device = true,
+                           .device_free = 1 << 20,
+                           .device_total = 4 << 20,
+                           .device = "a device",
+                           .remedy = "a smaller one"};
+    assert_int_equal(mtp__plan_explain(&plan, MTP_FAIL(MTP_E_IO, "a disk")), MTP_E_IO);
+    assert_string_equal(mtp_last_error()->message, "a disk");
+    assert_int_equal(mtp__plan_explain(NULL, MTP_FAIL(MTP_E_MEMORY, "none")), MTP_E_MEMORY);
+    assert_string_equal(mtp_last_error()->message, "none");
+    assert_int_equal(mtp__plan_explain(&plan, MTP_FAIL(MTP_E_MEMORY, "K/V of a batch")), MTP_E_MEMORY);
+    assert_string_equal(mtp_last_error()->message,
+                        "K/V of a batch\nless is needed with a smaller one\n"
+                        "memory, MiB                            device         host\n"
+                        "activations                               3.0               training step\n"
+                        "loader                                                 2.0\n"
+                        "total                                     3.0          2.0\n"
+                        "free                                      1.0               of 4.0 of a device\n");
+    assert_fails(mtp__plan_check(&plan), MTP_E_MEMORY,
+                 "too little memory: 3.0 MiB of a device are needed, 1.0 are free");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(counts_what_is_allocated),       cmocka_unit_test(total_is_the_sum_of_what_is_not_mapped),
-        cmocka_unit_test(needs_neither_weights_nor_data), cmocka_unit_test(mistakes_have_their_exit_codes),
-        cmocka_unit_test(follows_the_configuration),      cmocka_unit_test(a_rank_of_several_needs_less),
+        cmocka_unit_test(a_plan_explains_memory_that_runs_out),   cmocka_unit_test(counts_what_is_allocated),
+        cmocka_unit_test(total_is_the_sum_of_what_is_not_mapped), cmocka_unit_test(needs_neither_weights_nor_data),
+        cmocka_unit_test(mistakes_have_their_exit_codes),         cmocka_unit_test(follows_the_configuration),
+        cmocka_unit_test(a_rank_of_several_needs_less),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
