@@ -152,13 +152,14 @@ static mtp_status plan_data(const mtp_train_config *c, const mtp_verifier_config
                            "samples and fp8 stores"
                          : "ring of prefetched micro-batches of 16-bit values; twice this for fp32 samples "
                            "and fp8 stores"));
-    MTP_TRY(mtp__plan_kv(plan, verifier, c->tokens_per_batch, 1));
+    MTP_TRY(mtp__plan_kv(plan, verifier, c->tokens_per_batch, 0));
     return add_host(plan, "rows", (uint64_t)held * rows_bytes(c->tokens_per_batch, K), "");
 }
 
-mtp_status mtp__plan_kv(mtp_plan *plan, const mtp_verifier_config *verifier, int64_t tokens, int64_t steps)
+mtp_status mtp__plan_kv(mtp_plan *plan, const mtp_verifier_config *verifier, int64_t tokens, int64_t evaluations)
 {
     static const char note[] = "16-bit values; twice this for fp32 samples";
+    const uint64_t steps = evaluations ? (uint64_t)evaluations : 1;
     size_t kv = 0;
     if (!plan->has_device) return MTP_OK; /* read where the loader put it */
     for (int type = 0; type < MTP_LAYER_TYPES; type++)
@@ -166,8 +167,9 @@ mtp_status mtp__plan_kv(mtp_plan *plan, const mtp_verifier_config *verifier, int
             kv += mtp__stage_reserved((size_t)(tokens * 2 * verifier->num_kv_heads[type] * verifier->head_dim[type]) *
                                       sizeof(uint16_t));
     const size_t hidden = mtp__stage_reserved((size_t)(tokens * verifier->hidden_size) * sizeof(uint16_t));
-    MTP_TRY(add_device(plan, "K/V of a batch", (uint64_t)steps * kv, note));
-    return add_device(plan, "hidden states of a batch", (uint64_t)steps * hidden, note);
+    MTP_TRY(add_device(plan, evaluations ? "K/V in evaluation" : "K/V of a batch", steps * kv, note));
+    return add_device(plan, evaluations ? "hidden states in evaluation" : "hidden states of a batch", steps * hidden,
+                      note);
 }
 
 /* ---- steps ---------------------------------------------------------------------------------------------------- */

@@ -211,7 +211,9 @@ static void a_directory_that_goes_away_ends_the_run(void **state)
         const char *run = test_path("%s/run", test_dir()), *log = test_path("%s/log", test_dir());
         const char *way = moved ? test_path("mv '%s' '%s.moved'", run, run) : test_path("rm -rf '%s'", run);
         const pid_t child = start_mtp(log, "train", test_train_file(run), "--set", "max_steps=100000");
-        wait_for_path(test_path("%s/tb", run), child, log);
+        const char *metrics = test_path("%s/metrics.jsonl", run);
+        wait_for_path(metrics, child, log);
+        for (struct stat file = {0}; file.st_size == 0; sleep_ms(5)) assert_int_equal(stat(metrics, &file), 0);
         ends(test_execute((const char *const[]){"/bin/sh", "-c", way, NULL}), 0, "", "");
         assert_int_equal(wait_exit(child), 1);
         char *text = test_read(log, NULL);
