@@ -103,26 +103,35 @@ static void optimizer(const bench *b, double peak, int64_t n)
     float *data[4];
     for (int i = 0; i < 4; i++) data[i] = bench_floats(b, n, 0.5f);
     for (int64_t i = 0; i < n; i++) data[2][i] *= data[2][i]; /* v is not negative */
-    const mtp_adamw_args a = {.p = mtp_view_1d(data[0], MTP_F32, n),
-                              .m = mtp_view_1d(data[1], MTP_F32, n),
-                              .v = mtp_view_1d(data[2], MTP_F32, n),
-                              .g = mtp_view_1d(data[3], MTP_F32, n),
-                              .lr = 1e-4,
-                              .beta1 = 0.9,
-                              .beta2 = 0.999,
-                              .eps = 1e-8,
-                              .grad_scale = 1,
-                              .step = 10};
-    measured m = {.op = "adamw", .bytes = 28.0 * (double)n};
-    snprintf(m.shape, sizeof m.shape, "%lld", (long long)n);
-    MEASURE(b, peak, &m, b->ops->adamw(b->device, &a));
-    double sum;
-    mtp_sumsq_args s = {.x = a.g, .result = &sum};
+    double *control = bench_alloc(b, MTP_CONTROL, sizeof *control);
+    memset(control, 0, MTP_CONTROL * sizeof *control);
+    const mtp_view block = mtp_view_1d(control, MTP_F64, MTP_CONTROL);
+    mtp_sumsq_args s = {.x = mtp_view_1d(data[3], MTP_F32, n),
+                        .result = mtp_view_1d(control + MTP_CONTROL_SUM, MTP_F64, 1)};
     s.scratch.size = b->ops->sumsq_scratch(b->device, &s);
     s.scratch.data = bench_alloc(b, (int64_t)s.scratch.size, 1);
-    m.op = "sumsq";
-    m.bytes = 4.0 * (double)n;
+    measured m = {.op = "sumsq", .bytes = 4.0 * (double)n};
+    snprintf(m.shape, sizeof m.shape, "%lld", (long long)n);
     MEASURE(b, peak, &m, b->ops->sumsq(b->device, &s));
+    const mtp_clip_args c = {.control = block, .lr = 1e-4, .max_norm = 1, .beta1 = 0.9, .beta2 = 0.999};
+    bench_need(b->ops->clip(b->device, &c));
+    mtp_adamw_args a = {.p = mtp_view_1d(data[0], MTP_F32, n),
+                        .m = mtp_view_1d(data[1], MTP_F32, n),
+                        .v = mtp_view_1d(data[2], MTP_F32, n),
+                        .g = s.x,
+                        .control = block,
+                        .beta1 = 0.9,
+                        .beta2 = 0.999,
+                        .eps = 1e-8};
+    m.op = "adamw";
+    m.bytes = 28.0 * (double)n;
+    MEASURE(b, peak, &m, b->ops->adamw(b->device, &a));
+    memset(data[0], 0, (size_t)n * sizeof(uint16_t));
+    a.p.dtype = MTP_BF16;
+    m.op = "adamw, bf16 rounded stochastically";
+    m.bytes = 24.0 * (double)n;
+    MEASURE(b, peak, &m, b->ops->adamw(b->device, &a));
+    bench_free(b, control);
     for (int i = 0; i < 4; i++) bench_free(b, data[i]);
     bench_free(b, s.scratch.data);
 }

@@ -294,13 +294,13 @@ mtp_status mtp__check_tally(const char *op, const mtp_tally_args *a)
 /* ---- optimizer --------------------------------------------------------------------------------------------------- */
 
 /* The view is one stretch of memory, of the shape of `like`, which may be the view itself. */
-static mtp_status check_flat(const char *op, const char *name, const mtp_view *view, const mtp_view *like)
+static mtp_status check_flat(const char *op, const char *name, const mtp_view *view, int dtype, const mtp_view *like)
 {
     static const int64_t any[MTP_MAX_RANK] = {-1, -1, -1, -1, -1};
     if (view->rank < 1 || view->rank > MTP_MAX_RANK)
         return MTP_FAIL(MTP_E_ARGUMENT, "%s: %s has %d axes; it must have 1 to %d", op, name, (int)view->rank,
                         (int)MTP_MAX_RANK);
-    MTP_TRY(mtp__check_view(op, name, view, MTP_F32, like->rank, like == view ? any : like->shape));
+    MTP_TRY(mtp__check_view(op, name, view, dtype, like->rank, like == view ? any : like->shape));
     int64_t stride = 1;
     for (int32_t axis = view->rank - 1; axis >= 0; axis--) {
         if (view->shape[axis] > 1 && view->stride[axis] != stride)
@@ -311,26 +311,47 @@ static mtp_status check_flat(const char *op, const char *name, const mtp_view *v
     return MTP_OK;
 }
 
+static mtp_status check_betas(const char *op, double beta1, double beta2)
+{
+    if (beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1) return MTP_OK;
+    return MTP_FAIL(MTP_E_ARGUMENT, "%s: beta1 = %g, beta2 = %g; both must be in [0, 1)", op, beta1, beta2);
+}
+
 mtp_status mtp__check_adamw(const char *op, const mtp_adamw_args *a)
 {
-    MTP_TRY(check_flat(op, "p", &a->p, &a->p));
-    MTP_TRY(check_flat(op, "m", &a->m, &a->p));
-    MTP_TRY(check_flat(op, "v", &a->v, &a->p));
-    MTP_TRY(check_flat(op, "g", &a->g, &a->p));
-    if (a->step < 1) return MTP_FAIL(MTP_E_ARGUMENT, "%s: step is %lld; it counts from 1", op, (long long)a->step);
-    if (!(a->beta1 >= 0 && a->beta1 < 1 && a->beta2 >= 0 && a->beta2 < 1))
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: beta1 = %g, beta2 = %g; both must be in [0, 1)", op, a->beta1, a->beta2);
+    const bool rounded = a->p.dtype == MTP_BF16;
+    MTP_TRY(check_flat(op, "p", &a->p, rounded ? MTP_BF16 : MTP_F32, &a->p));
+    MTP_TRY(check_flat(op, "m", &a->m, MTP_F32, &a->p));
+    MTP_TRY(check_flat(op, "v", &a->v, MTP_F32, &a->p));
+    MTP_TRY(check_flat(op, "g", &a->g, MTP_F32, &a->p));
+    if (a->shadow.data) MTP_TRY(check_flat(op, "shadow", &a->shadow, MTP_BF16, &a->p));
+    MTP__CHECK_OPTIONAL(op, decays, MTP_U8, (mtp_view_count(a->p) + 15) / 16);
+    MTP__CHECK(op, control, MTP_F64, MTP_CONTROL);
+    if (rounded && a->shadow.data) return MTP_FAIL(MTP_E_ARGUMENT, "%s: a BF16 p has no shadow", op);
+    if (rounded && (a->place < 0 || a->place % 16 != 0))
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: place is %lld; it must be a multiple of 16", op, (long long)a->place);
+    MTP_TRY(check_betas(op, a->beta1, a->beta2));
     if (!(a->eps > 0 && a->eps < INFINITY))
         return MTP_FAIL(MTP_E_ARGUMENT, "%s: eps = %g; it must be positive", op, a->eps);
-    if (!isfinite(a->lr) || !isfinite(a->weight_decay) || !isfinite(a->grad_scale))
-        return MTP_FAIL(MTP_E_ARGUMENT, "%s: lr = %g, weight_decay = %g, grad_scale = %g; all must be finite", op,
-                        a->lr, a->weight_decay, a->grad_scale);
+    if (!isfinite(a->weight_decay))
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: weight_decay = %g; it must be finite", op, a->weight_decay);
     return MTP_OK;
 }
 
 mtp_status mtp__check_sumsq(const char *op, const mtp_sumsq_args *a)
 {
-    MTP_TRY(check_flat(op, "x", &a->x, &a->x));
-    if (!a->result) return MTP_FAIL(MTP_E_ARGUMENT, "%s: result is NULL", op);
+    MTP_TRY(check_flat(op, "x", &a->x, MTP_F32, &a->x));
+    MTP__CHECK(op, result, MTP_F64, 1);
+    return MTP_OK;
+}
+
+mtp_status mtp__check_clip(const char *op, const mtp_clip_args *a)
+{
+    MTP__CHECK(op, control, MTP_F64, MTP_CONTROL);
+    MTP__CHECK_OPTIONAL(op, watch, MTP_F64, -1);
+    MTP_TRY(check_betas(op, a->beta1, a->beta2));
+    if (!isfinite(a->lr) || !(a->max_norm >= 0 && a->max_norm < INFINITY))
+        return MTP_FAIL(MTP_E_ARGUMENT, "%s: lr = %g, max_norm = %g; both must be finite, and max_norm not negative",
+                        op, a->lr, a->max_norm);
     return MTP_OK;
 }

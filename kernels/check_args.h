@@ -34,6 +34,7 @@ mtp_status mtp__check_head_hierarchical(const char *op, const mtp_head_args *a);
 mtp_status mtp__check_tally(const char *op, const mtp_tally_args *a);
 mtp_status mtp__check_adamw(const char *op, const mtp_adamw_args *a);
 mtp_status mtp__check_sumsq(const char *op, const mtp_sumsq_args *a);
+mtp_status mtp__check_clip(const char *op, const mtp_clip_args *a);
 
 #ifdef __cplusplus
 }

@@ -280,22 +280,56 @@ typedef struct mtp_tally_args {
 
 /* ---- optimizer ----------------------------------------------------------------------------------------------- */
 
-/* AdamW as torch.optim.AdamW: p *= 1 - lr * weight_decay; m = beta1 m + (1 - beta1) g'; v = beta2 v + (1 - beta2) g'^2;
- * p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps), g' = grad_scale * g. step counts from 1. */
-typedef struct mtp_adamw_args {
-    mtp_view p, m, v; /* F32, equal shapes, updated in place */
-    mtp_view g;       /* F32 */
-    double lr, beta1, beta2, eps, weight_decay, grad_scale;
-    int64_t step;
-} mtp_adamw_args;
+/* The control block of an optimizer: F64 [MTP_CONTROL] in device memory, all 0 before the first update. The ops of an
+ * update hand each other these numbers on the device, so that none of them waits and the host may look later. */
+enum {
+    MTP_CONTROL_LR,     /* learning rate of this update */
+    MTP_CONTROL_SUM,    /* sum of the squares of all gradients: a result of sumsq */
+    MTP_CONTROL_NORM,   /* its root */
+    MTP_CONTROL_FACTOR, /* what the gradients are scaled by: min(1, max_norm / (norm + 1e-6)) */
+    MTP_CONTROL_STEP,   /* updates made, this one included unless it is skipped */
+    MTP_CONTROL_SKIP,   /* 1: this update changes nothing; 0 */
+    MTP_CONTROL_BIAS1,  /* 1 - beta1^step */
+    MTP_CONTROL_BIAS2,  /* 1 - beta2^step */
+    MTP_CONTROL
+};
 
-/* *result = sum of squares of x (F32, any contiguous shape), accumulated in double in a fixed order; `result` is host
- * memory. Overwrites. */
+/* *result (+)= sum of squares of x, accumulated in double in a fixed order. */
 typedef struct mtp_sumsq_args {
-    mtp_view x;
-    double *result;
+    mtp_view x;      /* F32, contiguous, any shape */
+    mtp_view result; /* F64 [1] */
+    mtp_write write;
     mtp_scratch scratch;
 } mtp_sumsq_args;
+
+/* Begins an update whose sum of squares is in the control block: everything else of it. The update is skipped, and is
+ * not counted as a step, when `skip` says so, or when the norm or a value of `watch` is not finite. */
+typedef struct mtp_clip_args {
+    mtp_view control;    /* F64 [MTP_CONTROL] */
+    mtp_view watch;      /* F64 [n], optional: sums of losses, for instance */
+    double lr, max_norm; /* max_norm 0: no clipping */
+    double beta1, beta2;
+    bool skip;
+} mtp_clip_args;
+
+/* AdamW as torch.optim.AdamW, with lr, step and factor of the control block; nothing when it says to skip.
+ * g' = factor g; p *= 1 - lr * weight_decay; m = beta1 m + (1 - beta1) g'; v = beta2 v + (1 - beta2) g'^2;
+ * p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps).
+ * A BF16 p is rounded stochastically: of its two neighbours the result is one, so that the mean is exact. The random
+ * numbers are Philox4x32-10 of the key `seed` and the counter (step, place of the value), so they depend on nothing
+ * else: not on how the values are cut into spans, nor on what ran before. */
+typedef struct mtp_adamw_args {
+    mtp_view p;      /* F32 or BF16 [n], updated in place; contiguous as all of these */
+    mtp_view m, v;   /* F32 [n], updated in place */
+    mtp_view g;      /* F32 [n] */
+    mtp_view shadow; /* BF16 [n], optional, of an F32 p: p rounded to nearest even */
+    mtp_view
+        decays; /* U8 [ceil(n / 16)], optional: not 0 where weight decay applies to 16 values; absent: everywhere */
+    mtp_view control; /* F64 [MTP_CONTROL] */
+    double beta1, beta2, eps, weight_decay;
+    uint64_t seed; /* for a BF16 p */
+    int64_t place; /* the same: of p[0] among all values; a multiple of 16 */
+} mtp_adamw_args;
 
 /* ---- the table ------------------------------------------------------------------------------------------------ */
 
@@ -326,8 +360,9 @@ typedef struct mtp_sumsq_args {
     X(head_candidates, mtp_head_args, 1)            \
     X(head_hierarchical, mtp_head_args, 1)          \
     X(tally, mtp_tally_args, 0)                     \
-    X(adamw, mtp_adamw_args, 0)                     \
-    X(sumsq, mtp_sumsq_args, 1)
+    X(sumsq, mtp_sumsq_args, 1)                     \
+    X(clip, mtp_clip_args, 0)                       \
+    X(adamw, mtp_adamw_args, 0)
 
 typedef struct mtp_device_options {
     int num_threads; /* cpu: worker threads of every op; 0: the number of cores this process may use */
@@ -350,6 +385,7 @@ typedef struct mtp_device_info {
     const char *isa;     /* "avx512"; "NVIDIA H200, sm_90" */
     const char *blas;    /* "OpenBLAS 0.3.21, kernel Cooperlake, pthread" */
     int num_threads;
+    mtp_dtype factors;     /* of products: what converts nothing when it is handed to one; MTP_F32 or MTP_BF16 */
     mtp_dtype stored;      /* of activations and their gradients ("stored" views): MTP_F32 or MTP_BF16 */
     bool rows_exact;       /* row independence holds bit for bit with this BLAS; measured when the device opens */
     const char *rows_note; /* one sentence: what was measured; what follows when rows_exact is false */

@@ -75,6 +75,7 @@ static double forced(const mtp_head_args *a)
 #define OPERATIONS_tally(a) 0.0
 #define OPERATIONS_adamw(a) 0.0
 #define OPERATIONS_sumsq(a) 0.0
+#define OPERATIONS_clip(a) 0.0
 
 #define OP_WRAPPER(op, args, scratch)                               \
     static mtp_status timed_##op(mtp_device *device, const args *a) \

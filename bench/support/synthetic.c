@@ -14,6 +14,7 @@
 #include "base/real.h"
 #include "base/rng.h"
 #include "model/weights.h"
+#include "run/trained.h"
 
 typedef struct official_size {
     const char *name;
@@ -86,17 +87,16 @@ static void fill_bf16(uint16_t *x, int64_t n, float scale, uint64_t seed)
 
 mtp_status synthetic_drafter(mtp_context *context, const mtp_drafter_config *config, mtp_drafter **drafter)
 {
-    MTP_TRY(mtp__drafter_create(context, config, "synthetic", drafter));
+    MTP_TRY(mtp__drafter_create(context, config, "synthetic", MTP_F32, drafter));
     for (int64_t i = 0; i < (*drafter)->num_params; i++) {
         const mtp__param *param = &(*drafter)->params[i];
-        const size_t bytes = (size_t)param->count * sizeof(float);
-        float *values = malloc(bytes);
+        float *values = malloc((size_t)param->count * sizeof *values);
         if (!values) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
         if (param->rank == 2)
             fill(values, param->count, 1.0f / sqrtf((float)param->shape[1]), (uint64_t)i + 1);
         else
             for (int64_t j = 0; j < param->count; j++) values[j] = strstr(param->name, "q_norm") ? 0.06f : 1.0f;
-        const mtp_status uploaded = context->ops->upload(context->device, param->value, values, bytes);
+        const mtp_status uploaded = mtp__param_write(*drafter, param, 0, values, param->count);
         free(values);
         MTP_TRY(uploaded);
     }
@@ -264,17 +264,9 @@ mtp_status synthetic_optimizer(mtp_context *context, const mtp_drafter *drafter,
     const mtp_adamw_config adamw = {
         .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.01, .max_grad_norm = 1.0};
     mtp__optim_tensor *tensors = calloc((size_t)drafter->num_params, sizeof *tensors);
-    int64_t count = 0;
     if (!tensors) return MTP_FAIL(MTP_E_MEMORY, "out of memory");
-    for (int64_t i = 0; i < drafter->num_params; i++) {
-        const mtp__param *param = &drafter->params[i];
-        if (param->trained)
-            tensors[count++] = (mtp__optim_tensor){.name = param->name,
-                                                   .value = mtp__param_value(param),
-                                                   .grad = mtp__param_grad(param),
-                                                   .decays = mtp__param_decays(param)};
-    }
-    const mtp_status status = mtp__optimizer_create(context, tensors, count, &adamw, optimizer);
+    const int64_t count = mtp__trained_tensors(drafter, tensors);
+    const mtp_status status = mtp__optimizer_create(context, tensors, count, &adamw, NULL, optimizer);
     free(tensors);
     return status;
 }

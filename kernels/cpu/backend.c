@@ -66,6 +66,7 @@ static mtp_status cpu_open(const mtp_device_options *options, mtp_device **devic
     opened->info.isa = opened->vec->isa;
     opened->info.blas = opened->blas;
     opened->info.num_threads = opened->num_threads;
+    opened->info.factors = MTP_F32;
     opened->info.stored = MTP_F32;
     opened->info.rows_note = opened->note;
     *device = opened;

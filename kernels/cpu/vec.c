@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "cpu/lanes.h"
+#include "philox.h"
 
 /* ---- loops ------------------------------------------------------------------------------------------------------- */
 
@@ -411,6 +412,19 @@ static void adamw(float *p, float *m, float *v, const float *g, int64_t n, const
     }
 }
 
+static void round_stochastic(uint16_t *dst, const float *src, int64_t n, uint64_t seed, uint64_t step, uint64_t place)
+{
+    enum { GROUP = 8 };
+    for (int64_t i = 0; i < n; i += GROUP) {
+        const int count = n - i < GROUP ? (int)(n - i) : GROUP;
+        const mtp__philox random = mtp__random_block(seed, step, (place + (uint64_t)i) / GROUP);
+        uint32_t bits[GROUP];
+        memcpy(bits, src + i, (size_t)count * sizeof *bits);
+        for (int j = 0; j < count; j++)
+            dst[i + j] = (uint16_t)(mtp__round_to_bf16(bits[j], mtp__random_bits(&random, j)) >> 16);
+    }
+}
+
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 #define JOIN_(a, b) a##b
@@ -442,4 +456,5 @@ const mtp__vec JOIN(mtp__vec_, MTP__ISA) = {
     .geglu_bwd = geglu_bwd,
     .argmax = argmax,
     .adamw = adamw,
+    .round_stochastic = round_stochastic,
 };

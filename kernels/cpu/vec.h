@@ -56,6 +56,8 @@ typedef struct mtp__vec {
     /* index of the largest element, the lowest index among equals; n >= 1 */
     int64_t (*argmax)(const float *x, int64_t n);
     void (*adamw)(float *p, float *m, float *v, const float *g, int64_t n, const mtp__vec_adamw *step);
+    /* fp32 to bf16, up or down by the random numbers of an update (philox.h); place: of the first, a multiple of 8 */
+    void (*round_stochastic)(uint16_t *dst, const float *src, int64_t n, uint64_t seed, uint64_t step, uint64_t place);
 } mtp__vec;
 
 /* The table of an instruction set; NULL when this build or this machine does not have it. NULL name: the best there is.

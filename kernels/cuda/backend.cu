@@ -137,6 +137,7 @@ static void fill_info(mtp_device *device)
     device->info.isa = device->name;
     device->info.blas = device->library;
     device->info.num_threads = 1;
+    device->info.factors = device->bf16 ? MTP_BF16 : MTP_F32;
     device->info.stored = device->bf16 ? MTP_BF16 : MTP_F32;
     device->info.stream = device->stream;
     device->info.rows_exact = false;

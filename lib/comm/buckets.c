@@ -89,13 +89,11 @@ void mtp__buckets_free(mtp__buckets *buckets)
     free(buckets);
 }
 
-mtp_status mtp__broadcast_values(mtp_comm *comm, mtp_context *context, bool staged, float *data, int64_t count,
-                                 int root)
+mtp_status mtp__broadcast_values(mtp_comm *comm, mtp_context *context, bool staged, void *data, size_t bytes, int root)
 {
-    const size_t bytes = (size_t)count * sizeof *data;
     const bool own = mtp_comm_where(comm).rank == root;
-    if (!staged || count == 0) return mtp_comm_broadcast(comm, data, (int64_t)bytes, root);
-    float *host = malloc(bytes);
+    if (!staged || bytes == 0) return mtp_comm_broadcast(comm, data, (int64_t)bytes, root);
+    void *host = malloc(bytes);
     mtp_status status = host ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "out of memory for values on their way");
     if (status == MTP_OK && own) status = context->ops->download(context->device, host, data, bytes);
     if (status == MTP_OK) status = mtp_comm_broadcast(comm, host, (int64_t)bytes, root);

@@ -26,8 +26,7 @@ void mtp__buckets_ready(mtp__buckets *buckets, int64_t final);
  * the next round may begin. A rank that failed halfway calls it all the same: the others wait for it. */
 mtp_status mtp__buckets_finish(mtp__buckets *buckets);
 
-/* `count` floats of device memory of rank `root` to all; `staged` as above. */
-mtp_status mtp__broadcast_values(mtp_comm *comm, mtp_context *context, bool staged, float *data, int64_t count,
-                                 int root);
+/* Device memory of rank `root` to all; `staged` as above. */
+mtp_status mtp__broadcast_values(mtp_comm *comm, mtp_context *context, bool staged, void *data, size_t bytes, int root);
 
 #endif

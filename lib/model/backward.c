@@ -66,12 +66,12 @@ static mtp_status mlp_branch_bwd(mtp__step *step, const mtp__layer *layer, const
 
     MTP_TRY(residual_norm_bwd(step, saved->x_mid, saved->mlp_out, layer->post_feedforward_norm, layer->layer_scalar,
                               saved->rstd_post_feedforward, dx));
-    MTP_TRY(mtp__step_linear_dx(step, saved->mlp_out, mtp__param_value(layer->down_proj), dact, MTP_OVERWRITE));
+    MTP_TRY(mtp__step_linear_dx(step, saved->mlp_out, mtp__param_factor(layer->down_proj), dact, MTP_OVERWRITE));
     const mtp_geglu_args geglu = {
         .gate = saved->gate, .up = saved->up, .dy = dact, .dgate = saved->gate, .dup = saved->up};
     MTP_TRY(step->context->ops->geglu_bwd(step->context->device, &geglu));
-    MTP_TRY(mtp__step_linear_dx(step, saved->gate, mtp__param_value(layer->gate_proj), dm, MTP_OVERWRITE));
-    MTP_TRY(mtp__step_linear_dx(step, saved->up, mtp__param_value(layer->up_proj), dm, MTP_ACCUMULATE));
+    MTP_TRY(mtp__step_linear_dx(step, saved->gate, mtp__param_factor(layer->gate_proj), dm, MTP_OVERWRITE));
+    MTP_TRY(mtp__step_linear_dx(step, saved->up, mtp__param_factor(layer->up_proj), dm, MTP_ACCUMULATE));
     return rmsnorm_bwd(step, saved->x_mid, layer->pre_feedforward_norm, saved->rstd_pre_feedforward, dm, dx,
                        MTP_ACCUMULATE);
 }
@@ -91,7 +91,7 @@ static mtp_status attention_branch_bwd(mtp__step *step, const mtp__layer *layer,
 
     MTP_TRY(residual_norm_bwd(step, saved->x_in, saved->attention_out, layer->post_attention_norm, NULL,
                               saved->rstd_post_attention, dx));
-    MTP_TRY(mtp__step_linear_dx(step, saved->attention_out, mtp__param_value(layer->o_proj), dq, MTP_OVERWRITE));
+    MTP_TRY(mtp__step_linear_dx(step, saved->attention_out, mtp__param_factor(layer->o_proj), dq, MTP_OVERWRITE));
     const mtp_attention_args attention = {.q = mtp__as_heads(saved->q, NH),
                                           .kv = step->kv[type],
                                           .key_begin = step->key_begin[type],
@@ -110,7 +110,7 @@ static mtp_status attention_branch_bwd(mtp__step *step, const mtp__layer *layer,
     MTP_TRY(ops->rope_bwd(device, &rope));
     MTP_TRY(rmsnorm_bwd(step, q_rows, layer->q_norm, mtp__flat(saved->rstd_q), mtp__as_head_rows(dq, NH), q_rows,
                         MTP_OVERWRITE));
-    MTP_TRY(mtp__step_linear_dx(step, saved->q_raw, mtp__param_value(layer->q_proj), da, MTP_OVERWRITE));
+    MTP_TRY(mtp__step_linear_dx(step, saved->q_raw, mtp__param_factor(layer->q_proj), da, MTP_OVERWRITE));
     return rmsnorm_bwd(step, saved->x_in, layer->input_norm, saved->rstd_in, da, dx, MTP_ACCUMULATE);
 }
 
@@ -119,7 +119,8 @@ void mtp__step_finished(const mtp__step *step, const mtp__param *const *params, 
     int64_t final = 0;
     if (!step->watch.ready || !step->last_chunk) return;
     for (int i = 0; i < count; i++) {
-        if (!params[i] || !params[i]->grad) continue;
+        /* vectors lie behind all matrices, and are final with the last of these */
+        if (!params[i] || !params[i]->grad || params[i]->rank != 2) continue;
         const int64_t end = params[i]->grad - (const float *)step->drafter->grads + params[i]->count;
         if (end > final) final = end;
     }
@@ -200,7 +201,7 @@ static mtp_status draft_step_bwd(mtp__step *step, int32_t k)
     const mtp_view dx = mtp__of_step(step, step->dx, k);
 
     if (chain && k + 1 < K)
-        MTP_TRY(mtp__step_linear_dx(step, dstate_of(step, k + 1), mtp__param_value(drafter->post_projection), dx,
+        MTP_TRY(mtp__step_linear_dx(step, dstate_of(step, k + 1), mtp__param_factor(drafter->post_projection), dx,
                                     MTP_ACCUMULATE));
     MTP_TRY(rmsnorm_bwd(step, mtp__of_step(step, step->x_out, k), drafter->final_norm,
                         mtp__of_step(step, step->rstd_final, k), dx, dx, MTP_OVERWRITE));
@@ -216,7 +217,7 @@ static mtp_status draft_step_bwd(mtp__step *step, int32_t k)
     }
     if (k == 0) return pre_projection_weights(step);
     if (!chain) return MTP_OK;
-    return mtp__step_linear_dx(step, dx, mtp_view_cols(mtp__param_value(drafter->pre_projection), Hb, Hb),
+    return mtp__step_linear_dx(step, dx, mtp_view_cols(mtp__param_factor(drafter->pre_projection), Hb, Hb),
                                dstate_of(step, k), MTP_OVERWRITE);
 }
 

@@ -41,7 +41,7 @@ static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, con
     const int64_t rows = step->num_rows, NH = step->drafter->config.num_heads;
 
     MTP_TRY(rmsnorm(step, saved->x_in, layer->input_norm, saved->a, saved->rstd_in));
-    MTP_TRY(mtp__step_linear_fwd(step, saved->a, mtp__param_value(layer->q_proj), saved->q_raw, MTP_OVERWRITE));
+    MTP_TRY(mtp__step_linear_fwd(step, saved->a, mtp__param_factor(layer->q_proj), saved->q_raw, MTP_OVERWRITE));
     MTP_TRY(rmsnorm(step, mtp__as_head_rows(saved->q_raw, NH), layer->q_norm, mtp__as_head_rows(saved->q, NH),
                     mtp__flat(saved->rstd_q)));
     const mtp_view q = mtp__as_heads(saved->q, NH);
@@ -59,7 +59,7 @@ static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, con
                                           .lse = saved->lse,
                                           .scratch = step->scratch};
     MTP_TRY(ops->attention_fwd(device, &attention));
-    MTP_TRY(mtp__step_linear_fwd(step, saved->o, mtp__param_value(layer->o_proj), saved->attention_out, MTP_OVERWRITE));
+    MTP_TRY(mtp__step_linear_fwd(step, saved->o, mtp__param_factor(layer->o_proj), saved->attention_out, MTP_OVERWRITE));
     return residual_norm(step, saved->x_in, saved->attention_out, layer->post_attention_norm, NULL, saved->x_mid,
                          saved->rstd_post_attention);
 }
@@ -67,11 +67,11 @@ static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, con
 static mtp_status mlp_branch(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved, mtp_view y)
 {
     MTP_TRY(rmsnorm(step, saved->x_mid, layer->pre_feedforward_norm, saved->m, saved->rstd_pre_feedforward));
-    MTP_TRY(mtp__step_linear_fwd(step, saved->m, mtp__param_value(layer->gate_proj), saved->gate, MTP_OVERWRITE));
-    MTP_TRY(mtp__step_linear_fwd(step, saved->m, mtp__param_value(layer->up_proj), saved->up, MTP_OVERWRITE));
+    MTP_TRY(mtp__step_linear_fwd(step, saved->m, mtp__param_factor(layer->gate_proj), saved->gate, MTP_OVERWRITE));
+    MTP_TRY(mtp__step_linear_fwd(step, saved->m, mtp__param_factor(layer->up_proj), saved->up, MTP_OVERWRITE));
     const mtp_geglu_args geglu = {.gate = saved->gate, .up = saved->up, .y = saved->act};
     MTP_TRY(step->context->ops->geglu_fwd(step->context->device, &geglu));
-    MTP_TRY(mtp__step_linear_fwd(step, saved->act, mtp__param_value(layer->down_proj), saved->mlp_out, MTP_OVERWRITE));
+    MTP_TRY(mtp__step_linear_fwd(step, saved->act, mtp__param_factor(layer->down_proj), saved->mlp_out, MTP_OVERWRITE));
     return residual_norm(step, saved->x_mid, saved->mlp_out, layer->post_feedforward_norm, layer->layer_scalar, y,
                          saved->rstd_post_feedforward);
 }
@@ -84,7 +84,7 @@ static mtp_status embed(mtp__step *step, mtp_view embedding, mtp_view half)
     const int64_t Hb = step->drafter->config.backbone_hidden_size;
     const mtp_embed_args args = {.table = step->embed_table, .ids = step->token_ids, .y = embedding};
     MTP_TRY(step->context->ops->embed_fwd(step->context->device, &args));
-    return mtp__step_linear_fwd(step, embedding, mtp_view_cols(mtp__param_value(step->drafter->pre_projection), 0, Hb),
+    return mtp__step_linear_fwd(step, embedding, mtp_view_cols(mtp__param_factor(step->drafter->pre_projection), 0, Hb),
                                 half, MTP_OVERWRITE);
 }
 
@@ -124,7 +124,7 @@ static mtp_status pre_projection(mtp__step *step, int32_t k, mtp_view x0)
         MTP_TRY(step->context->ops->gather_rows(step->context->device, &gather));
     }
     return mtp__step_linear_fwd(step, mtp__of_step(step, step->state, k),
-                                mtp_view_cols(mtp__param_value(step->drafter->pre_projection), Hb, Hb), x0,
+                                mtp_view_cols(mtp__param_factor(step->drafter->pre_projection), Hb, Hb), x0,
                                 MTP_ACCUMULATE);
 }
 
@@ -146,6 +146,6 @@ mtp_status mtp__step_forward(mtp__step *step, int32_t k)
 
 mtp_status mtp__step_project_state(mtp__step *step, int32_t k, mtp_view state)
 {
-    return mtp__step_linear_fwd(step, mtp__step_n(step, k), mtp__param_value(step->drafter->post_projection), state,
+    return mtp__step_linear_fwd(step, mtp__step_n(step, k), mtp__param_factor(step->drafter->post_projection), state,
                                 MTP_OVERWRITE);
 }

@@ -9,7 +9,7 @@ static mtp_head_args head_args(const mtp__step *step, mtp_view x, int64_t rows)
 {
     const mtp_drafter *drafter = step->drafter;
     mtp_head_args args = {.x = x,
-                          .e = mtp__param_value(drafter->embed),
+                          .e = mtp__param_factor(drafter->embed),
                           .logits_budget = step->config.logits_budget,
                           .scratch = step->scratch};
     if (drafter->config.ordered) {
@@ -27,7 +27,7 @@ static mtp_status select_centroids(mtp__step *step, mtp_view x, int64_t rows)
     const mtp_topk_args topk = {.scores = mtp__first_rows(step->head_scores, rows),
                                 .selected = mtp__first_rows(step->head_selected, rows),
                                 .scratch = step->scratch};
-    MTP_TRY(mtp__step_linear_fwd(step, x, mtp__param_value(step->drafter->centroids), topk.scores, MTP_OVERWRITE));
+    MTP_TRY(mtp__step_linear_fwd(step, x, mtp__param_factor(step->drafter->centroids), topk.scores, MTP_OVERWRITE));
     return step->context->ops->topk(step->context->device, &topk);
 }
 
@@ -87,7 +87,7 @@ static mtp_status centroid_term(mtp__step *step, bool *wrote_dx)
     *wrote_dx = backward;
     if (!backward) return MTP_OK;
     MTP_TRY(mtp__step_linear_dw(step, scores, x, mtp__param_grad(centroids)));
-    return mtp__step_linear_dx(step, scores, mtp__param_value(centroids), mtp__first_rows(step->head_dx, m),
+    return mtp__step_linear_dx(step, scores, mtp__param_factor(centroids), mtp__first_rows(step->head_dx, m),
                                MTP_OVERWRITE);
 }
 

@@ -124,10 +124,7 @@ static mtp_status project(maker *make, const float *directions, double *sum, dou
             *sum += (double)block[i];
             *squares += (double)block[i] * (double)block[i];
         }
-        MTP_TRY_GOTO(status,
-                     context->ops->upload(context->device, make->drafter->embed->value + first * H, block,
-                                          (size_t)(count * H) * sizeof *block),
-                     done);
+        MTP_TRY_GOTO(status, mtp__param_write(make->drafter, make->drafter->embed, first * H, block, count * H), done);
     }
 done:
     context->ops->memory_free(context->device, weight);
@@ -139,7 +136,6 @@ done:
 /* Scale the embedding; add each row to its centroid's sum [C, H] (NULL when dense). */
 static mtp_status scale(const maker *make, float factor, double *centroid_sums)
 {
-    const mtp_context *context = make->context;
     const mtp_drafter *drafter = make->drafter;
     const int64_t V = make->config.vocab_size, H = make->config.hidden_size;
     const int64_t P = make->config.ordered ? V / make->config.num_centroids : 1;
@@ -148,13 +144,11 @@ static mtp_status scale(const maker *make, float factor, double *centroid_sums)
     if (!block) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a block of embeddings");
     for (int64_t first = 0; first < V && status == MTP_OK; first += MTP__TABLE_BLOCK) {
         const int64_t count = V - first < MTP__TABLE_BLOCK ? V - first : MTP__TABLE_BLOCK;
-        const size_t bytes = (size_t)(count * H) * sizeof *block;
-        float *value = drafter->embed->value + first * H;
-        MTP_TRY_GOTO(status, context->ops->download(context->device, block, value, bytes), done);
+        MTP_TRY_GOTO(status, mtp__param_read(drafter, drafter->embed, first * H, block, count * H), done);
         for (int64_t i = 0; i < count * H; i++) block[i] *= factor;
         for (int64_t i = 0; centroid_sums && i < count * H; i++)
             centroid_sums[(first + i / H) / P * H + i % H] += (double)block[i];
-        MTP_TRY_GOTO(status, context->ops->upload(context->device, value, block, bytes), done);
+        MTP_TRY_GOTO(status, mtp__param_write(drafter, drafter->embed, first * H, block, count * H), done);
     }
 done:
     free(block);
@@ -171,9 +165,7 @@ static mtp_status scale_and_average(const maker *make, float factor)
     mtp_status status = sums && means ? scale(make, factor, sums)
                                       : MTP_FAIL(MTP_E_MEMORY, "out of memory for %lld centroids", (long long)C);
     for (int64_t i = 0; i < C * H && status == MTP_OK; i++) means[i] = (float)(sums[i] / P);
-    if (status == MTP_OK)
-        status = make->context->ops->upload(make->context->device, make->drafter->centroids->value, means,
-                                            (size_t)(C * H) * sizeof *means);
+    if (status == MTP_OK) status = mtp__param_write(make->drafter, make->drafter->centroids, 0, means, C * H);
     free(sums);
     free(means);
     return status;
@@ -217,8 +209,7 @@ static mtp_status fill_param(const maker *make, const mtp__param *param, uint64_
     for (int64_t first = 0; first < param->count; first += CHUNK) {
         const int64_t n = param->count - first < CHUNK ? param->count - first : CHUNK;
         for (int64_t i = 0; i < n; i++) chunk[i] = param->rank == 2 ? deviation * mtp__rng_normal(&rng) : constant;
-        MTP_TRY(
-            make->context->ops->upload(make->context->device, param->value + first, chunk, (size_t)n * sizeof *chunk));
+        MTP_TRY(mtp__param_write(make->drafter, param, first, chunk, n));
     }
     return MTP_OK;
 }
@@ -253,7 +244,7 @@ static mtp_status build(maker *make)
                                          .logger = options->logger};
     mtp_export_result exported;
     MTP_TRY(mtp__export_preflight(&request)); /* before minutes of work */
-    MTP_TRY(mtp__drafter_create(make->context, &make->config, options->output, &make->drafter));
+    MTP_TRY(mtp__drafter_create(make->context, &make->config, options->output, MTP_F32, &make->drafter));
     if (make->config.ordered) MTP_TRY(options->token_ordering ? read_ordering(make) : cluster(make));
     MTP_TRY(fill_embedding(make));
     MTP_TRY(fill_others(make));

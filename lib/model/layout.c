@@ -143,7 +143,7 @@ static size_t linear_scratch(const mtp__step *step, int64_t rows, int64_t dw_row
 {
     const mtp_backend *ops = step->context->ops;
     mtp_linear_args args = {.x = mtp_view_2d(NULL, MTP_F32, rows, in),
-                            .w = mtp_view_2d(NULL, MTP_F32, out, in),
+                            .w = mtp_view_2d(NULL, step->weights, out, in),
                             .y = mtp_view_2d(NULL, MTP_F32, rows, out)};
     size_t bytes = ops->linear_fwd_scratch(step->context->device, &args);
     if (step->mode == MTP__STEP_EVALUATE) return bytes;
@@ -203,13 +203,13 @@ static size_t head_scratch(const mtp__step *step, const mtp_drafter_config *conf
     const mtp_view index = mtp_view_1d(NULL, MTP_I32, Mc), number = mtp_view_1d(NULL, MTP_F32, Mc);
     const mtp_view x = mtp_view_2d(NULL, MTP_F32, Mc, H);
     mtp_head_args args = {.x = x,
-                          .e = mtp_view_2d(NULL, MTP_F32, V, H),
+                          .e = mtp_view_2d(NULL, step->weights, V, H),
                           .target = index,
                           .scale = number,
                           .loss = number,
                           .argmax = index,
                           .logits_budget = step->config.logits_budget};
-    if (step->mode == MTP__STEP_TRAIN) args.dx = x, args.de = args.e;
+    if (step->mode == MTP__STEP_TRAIN) args.dx = x, args.de = mtp_view_2d(NULL, MTP_F32, V, H);
     size_t bytes = 0;
     if (step->config.head_mode == MTP_HEAD_FLAT) most(&bytes, ops->head_flat_scratch(device, &args));
     if (!config->ordered) return bytes;

@@ -88,11 +88,12 @@ static void release(mtp__step *step)
     if (step->memory) step->context->ops->memory_free(step->context->device, step->memory);
 }
 
-mtp_status mtp__step_plan(const mtp_drafter_config *drafter, const mtp_context *context, const mtp_step_config *config,
-                          mtp__step_mode mode, mtp__arena *measured)
+mtp_status mtp__step_plan(const mtp_drafter_config *drafter, const mtp_context *context, mtp_dtype masters,
+                          const mtp_step_config *config, mtp__step_mode mode, mtp__arena *measured)
 {
     MTP_REQUIRE(drafter && context && config && measured);
-    mtp__step step = {.context = (mtp_context *)(uintptr_t)context}; /* only asked for scratch sizes */
+    mtp__step step = {.context = (mtp_context *)(uintptr_t)context, /* only asked for scratch sizes */
+                      .weights = mtp__factor_dtype(context, masters)};
     mtp__arena_measure(measured);
     mtp_status status = prepare(&step, drafter, config, mode);
     if (status == MTP_OK) status = mtp__step_layout(&step, drafter, measured);
@@ -138,6 +139,7 @@ mtp_status mtp__step_create(mtp_drafter *drafter, const mtp_verifier *verifier, 
     if (!created) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a training step");
     created->context = drafter->context;
     created->drafter = drafter;
+    created->weights = mtp__factor_dtype(drafter->context, drafter->masters);
     created->table = mtp_verifier_embedding(verifier);
     created->device_table = mtp__embedding_held(drafter, verifier);
     mtp_status status = prepare(created, &drafter->config, config, mode);

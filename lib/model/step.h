@@ -53,9 +53,10 @@ typedef enum mtp__step_mode {
 mtp_status mtp__step_create(mtp_drafter *drafter, const mtp_verifier *verifier, const mtp_step_config *config,
                             mtp__step_mode mode, mtp__step **step);
 void mtp__step_free(mtp__step *step); /* accepts NULL */
-/* What mtp__step_create would allocate, by label. No device memory is touched. */
-mtp_status mtp__step_plan(const mtp_drafter_config *drafter, const mtp_context *context, const mtp_step_config *config,
-                          mtp__step_mode mode, mtp__arena *measured);
+/* What mtp__step_create would allocate, by label, for a drafter with such master weights. No device memory is touched.
+ */
+mtp_status mtp__step_plan(const mtp_drafter_config *drafter, const mtp_context *context, mtp_dtype masters,
+                          const mtp_step_config *config, mtp__step_mode mode, mtp__arena *measured);
 
 /* Told during a run which gradients are final, so that they can be summed over ranks while the rest is computed: those
  * in front of place `final` (in floats) of the drafter's gradient block, which lies in the order in which the backward

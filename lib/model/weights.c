@@ -12,11 +12,11 @@
 #include "base/text.h"
 #include "model/tensors.h"
 
-enum { ALIGN_FLOATS = 16 }; /* 64 bytes */
+enum { GRAIN = 16 }; /* values: 64 bytes of fp32, and what an optimizer cuts at */
 
 static int64_t padded(int64_t count)
 {
-    return (count + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
+    return (count + GRAIN - 1) / GRAIN * GRAIN;
 }
 
 /* ---- creation ------------------------------------------------------------------------------------------------- */
@@ -98,18 +98,90 @@ static mtp_status bind_roles(mtp_drafter *drafter)
     return MTP_OK;
 }
 
+/* ---- the order in memory -------------------------------------------------------------------------------------- */
+
+enum kind { MATRIX, VECTOR, SCALAR };
+
+static enum kind kind_of(const mtp__param *param)
+{
+    return param->rank == 2 ? MATRIX : param->count > 1 ? VECTOR : SCALAR;
+}
+
+static void append(mtp_drafter *drafter, enum kind kind, mtp__param *const *params, size_t num_params, int64_t *count)
+{
+    for (size_t i = 0; i < num_params; i++)
+        if (params[i] && kind_of(params[i]) == kind) drafter->placed[(*count)++] = params[i];
+}
+
+/* Parameters of a kind at the end of drafter->placed, as the backward pass finishes their gradients. */
+static void append_all(mtp_drafter *drafter, enum kind kind, int64_t *count)
+{
+    mtp__param *const first[] = {drafter->embed, drafter->centroids, drafter->final_norm, drafter->post_projection};
+    append(drafter, kind, first, sizeof first / sizeof *first, count);
+    for (int64_t i = drafter->config.num_layers - 1; i >= 0; i--) {
+        const mtp__layer *layer = &drafter->layers[i];
+        mtp__param *const params[] = {layer->layer_scalar,
+                                      layer->post_feedforward_norm,
+                                      layer->down_proj,
+                                      layer->gate_proj,
+                                      layer->up_proj,
+                                      layer->pre_feedforward_norm,
+                                      layer->post_attention_norm,
+                                      layer->o_proj,
+                                      layer->q_norm,
+                                      layer->q_proj,
+                                      layer->input_norm};
+        append(drafter, kind, params, sizeof params / sizeof *params, count);
+    }
+    append(drafter, kind, &drafter->pre_projection, 1, count);
+}
+
+/* Matrices, vectors, scalars. So masters of matrices are one block even when they have another type than the vectors,
+ * no bucket of gradients waits for the small ones, and scalars, which are often frozen, part nothing when they are. */
+static mtp_status place_params(mtp_drafter *drafter)
+{
+    drafter->placed = calloc((size_t)drafter->num_params, sizeof *drafter->placed);
+    if (!drafter->placed) return MTP_FAIL(MTP_E_MEMORY, "out of memory for the order of the parameters");
+    int64_t count = 0, place = 0;
+    append_all(drafter, MATRIX, &count);
+    append_all(drafter, VECTOR, &count);
+    append_all(drafter, SCALAR, &count);
+    if (count != drafter->num_params) return MTP_FAIL(MTP_E_INTERNAL, "a parameter has no place in memory");
+    for (int64_t i = 0; i < count; i++) {
+        mtp__param *param = drafter->placed[i];
+        param->place = place;
+        param->dtype = kind_of(param) == MATRIX ? drafter->masters : MTP_F32;
+        place += padded(param->count);
+    }
+    return MTP_OK;
+}
+
+/* Zeroed device memory, so that what pads it counts for nothing. */
+static mtp_status alloc_zeros(const mtp_context *context, size_t bytes, void **memory)
+{
+    MTP_TRY(context->ops->memory_alloc(context->device, bytes, memory));
+    return context->ops->memory_zero(context->device, *memory, bytes);
+}
+
 static mtp_status alloc_values(mtp_drafter *drafter)
 {
     const mtp_context *context = drafter->context;
-    int64_t floats = 0;
-    for (int64_t i = 0; i < drafter->num_params; i++) floats += padded(drafter->params[i].count);
-    const size_t bytes = (size_t)floats * sizeof(float);
-    MTP_TRY_AT(context->ops->memory_alloc(context->device, bytes, &drafter->values), "weights of the drafter");
-    MTP_TRY(context->ops->memory_zero(context->device, drafter->values, bytes)); /* padding included */
-    float *next = drafter->values;
+    const bool shadowed = mtp__has_shadows(context, drafter->masters);
+    size_t bytes = 0, matrices = 0;
     for (int64_t i = 0; i < drafter->num_params; i++) {
-        drafter->params[i].value = next;
-        next += padded(drafter->params[i].count);
+        const mtp__param *param = drafter->placed[i];
+        bytes += (size_t)padded(param->count) * mtp_dtype_size(param->dtype);
+        if (param->rank == 2) matrices += (size_t)padded(param->count);
+    }
+    MTP_TRY_AT(alloc_zeros(context, bytes, &drafter->values), "weights of the drafter");
+    if (shadowed)
+        MTP_TRY_AT(alloc_zeros(context, matrices * sizeof(uint16_t), &drafter->shadows), "bf16 weights of the drafter");
+    char *next = drafter->values;
+    for (int64_t i = 0; i < drafter->num_params; i++) {
+        mtp__param *param = drafter->placed[i];
+        param->value = next;
+        next += (size_t)padded(param->count) * mtp_dtype_size(param->dtype);
+        if (shadowed && param->rank == 2) param->shadow = (uint16_t *)drafter->shadows + param->place;
     }
     return MTP_OK;
 }
@@ -194,17 +266,20 @@ static mtp_status build(mtp_drafter *drafter, const mtp_drafter_config *config, 
     if (!drafter->directory) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a path");
     MTP_TRY(create_params(drafter));
     MTP_TRY(bind_roles(drafter));
+    MTP_TRY(place_params(drafter));
     MTP_TRY(alloc_values(drafter));
     return upload_inv_freq(drafter);
 }
 
 mtp_status mtp__drafter_create(mtp_context *context, const mtp_drafter_config *config, const char *directory,
-                               mtp_drafter **drafter)
+                               mtp_dtype masters, mtp_drafter **drafter)
 {
+    MTP_REQUIRE(masters == MTP_F32 || masters == MTP_BF16);
     mtp_drafter *created = calloc(1, sizeof *created);
     *drafter = NULL;
     if (!created) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a drafter");
     created->context = context;
+    created->masters = masters;
     const mtp_status status = build(created, config, directory);
     if (status != MTP_OK) {
         mtp_drafter_free(created);
@@ -224,8 +299,10 @@ void mtp_drafter_free(mtp_drafter *drafter)
     context->ops->memory_free(context->device, drafter->order);
     context->ops->memory_free(context->device, drafter->slot_of);
     context->ops->memory_free(context->device, drafter->values);
+    context->ops->memory_free(context->device, drafter->shadows);
     context->ops->memory_free(context->device, drafter->grads);
     free(drafter->params);
+    free(drafter->placed);
     free(drafter->layers);
     free(drafter->token_ordering);
     free(drafter->directory);
@@ -253,6 +330,7 @@ mtp_parameter mtp_drafter_parameter(const mtp_drafter *drafter, int64_t index)
                            .shape = {param->shape[0], param->shape[1]},
                            .stored = param->stored,
                            .trained = param->trained,
+                           .dtype = param->dtype,
                            .value = param->value};
 }
 
@@ -291,7 +369,17 @@ mtp_status mtp_drafter_freeze(mtp_drafter *drafter, const char *pattern)
 
 mtp_view mtp__param_value(const mtp__param *param)
 {
-    return mtp_view_nd(param->value, MTP_F32, param->rank, param->shape);
+    return mtp_view_nd(param->value, param->dtype, param->rank, param->shape);
+}
+
+mtp_view mtp__param_shadow(const mtp__param *param)
+{
+    return mtp_view_nd(param->shadow, MTP_BF16, param->rank, param->shape);
+}
+
+mtp_view mtp__param_factor(const mtp__param *param)
+{
+    return param->shadow ? mtp__param_shadow(param) : mtp__param_value(param);
 }
 
 mtp_view mtp__param_grad(const mtp__param *param)
@@ -301,57 +389,23 @@ mtp_view mtp__param_grad(const mtp__param *param)
 
 /* ---- gradients ------------------------------------------------------------------------------------------------ */
 
-/* Calls `visit` on every parameter in the order in which the backward pass finishes their gradients. */
-static void visit_backward(mtp_drafter *drafter, void (*visit)(mtp__param *param, void *user), void *user)
-{
-    visit(drafter->embed, user);
-    if (drafter->centroids) visit(drafter->centroids, user);
-    visit(drafter->final_norm, user);
-    visit(drafter->post_projection, user);
-    for (int64_t i = drafter->config.num_layers - 1; i >= 0; i--) {
-        mtp__layer *layer = &drafter->layers[i];
-        mtp__param *const params[] = {layer->layer_scalar,
-                                      layer->post_feedforward_norm,
-                                      layer->down_proj,
-                                      layer->gate_proj,
-                                      layer->up_proj,
-                                      layer->pre_feedforward_norm,
-                                      layer->post_attention_norm,
-                                      layer->o_proj,
-                                      layer->q_norm,
-                                      layer->q_proj,
-                                      layer->input_norm};
-        for (size_t j = 0; j < sizeof params / sizeof *params; j++) visit(params[j], user);
-    }
-    visit(drafter->pre_projection, user);
-}
-
-static void count_grad(mtp__param *param, void *user)
-{
-    if (param->trained) *(int64_t *)user += padded(param->count);
-}
-
-static void place_grad(mtp__param *param, void *user)
-{
-    float **next = user;
-    param->grad = param->trained ? *next : NULL;
-    if (param->trained) *next += padded(param->count);
-}
-
 mtp_status mtp__drafter_alloc_grads(mtp_drafter *drafter)
 {
-    const mtp_context *context = drafter->context;
     int64_t floats = 0;
     if (drafter->grads)
         return MTP_FAIL(MTP_E_ARGUMENT, "gradients of this drafter exist already: one trainer a drafter");
-    visit_backward(drafter, count_grad, &floats);
+    for (int64_t i = 0; i < drafter->num_params; i++)
+        if (drafter->params[i].trained) floats += padded(drafter->params[i].count);
     if (floats == 0)
         return MTP_FAIL(MTP_E_CONFIG, "every parameter is frozen, nothing is left to train; freeze fewer patterns");
-    const size_t bytes = (size_t)floats * sizeof(float);
-    MTP_TRY_AT(context->ops->memory_alloc(context->device, bytes, &drafter->grads), "gradients of the drafter");
-    MTP_TRY(context->ops->memory_zero(context->device, drafter->grads, bytes));
+    MTP_TRY_AT(alloc_zeros(drafter->context, (size_t)floats * sizeof(float), &drafter->grads),
+               "gradients of the drafter");
     drafter->num_grads = floats;
     float *next = drafter->grads;
-    visit_backward(drafter, place_grad, &next);
+    for (int64_t i = 0; i < drafter->num_params; i++) {
+        mtp__param *param = drafter->placed[i];
+        param->grad = param->trained ? next : NULL;
+        if (param->trained) next += padded(param->count);
+    }
     return MTP_OK;
 }

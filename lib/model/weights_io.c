@@ -53,6 +53,52 @@ mtp_status mtp__drafter_check_file(const mtp_safetensors *file, const mtp_drafte
     return status;
 }
 
+/* ---- device memory -------------------------------------------------------------------------------------------- */
+
+enum { PART = 1 << 14 }; /* values in bf16 on their way */
+
+static mtp_status write_rounded(const mtp_context *context, uint16_t *memory, const float *values, int64_t count)
+{
+    uint16_t part[PART];
+    for (int64_t at = 0; at < count; at += PART) {
+        const int64_t n = count - at < PART ? count - at : PART;
+        mtp__real_from_f32(part, MTP_BF16, values + at, n);
+        MTP_TRY(context->ops->upload(context->device, memory + at, part, (size_t)n * sizeof *part));
+    }
+    return MTP_OK;
+}
+
+static mtp_status read_rounded(const mtp_context *context, const uint16_t *memory, float *values, int64_t count)
+{
+    uint16_t part[PART];
+    for (int64_t at = 0; at < count; at += PART) {
+        const int64_t n = count - at < PART ? count - at : PART;
+        MTP_TRY(context->ops->download(context->device, part, memory + at, (size_t)n * sizeof *part));
+        mtp__real_to_f32(values + at, part, MTP_BF16, n);
+    }
+    return MTP_OK;
+}
+
+mtp_status mtp__param_write(const mtp_drafter *drafter, const mtp__param *param, int64_t first, const float *values,
+                            int64_t count)
+{
+    const mtp_context *context = drafter->context;
+    MTP_REQUIRE(first >= 0 && count >= 0 && first <= param->count - count);
+    if (param->shadow) MTP_TRY(write_rounded(context, (uint16_t *)param->shadow + first, values, count));
+    if (param->dtype == MTP_BF16) return write_rounded(context, (uint16_t *)param->value + first, values, count);
+    return context->ops->upload(context->device, (float *)param->value + first, values, (size_t)count * sizeof *values);
+}
+
+mtp_status mtp__param_read(const mtp_drafter *drafter, const mtp__param *param, int64_t first, float *values,
+                           int64_t count)
+{
+    const mtp_context *context = drafter->context;
+    MTP_REQUIRE(first >= 0 && count >= 0 && first <= param->count - count);
+    if (param->dtype == MTP_BF16) return read_rounded(context, (const uint16_t *)param->value + first, values, count);
+    return context->ops->download(context->device, values, (const float *)param->value + first,
+                                  (size_t)count * sizeof *values);
+}
+
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
 /* Values [first, first + count) of a tensor of a file, which must be finite. */
@@ -70,12 +116,11 @@ static mtp_status read_stretch(void *user, int64_t first, int64_t count, float *
 static mtp_status upload_param(mtp_drafter *drafter, mtp__param *param, const mtp_safetensors_entry *entry,
                                float *staging)
 {
-    const mtp_context *context = drafter->context;
     param->stored = entry->dtype;
     for (int64_t first = 0; first < param->count; first += CHUNK) {
         const int64_t n = param->count - first < CHUNK ? param->count - first : CHUNK;
         MTP_TRY(mtp__values_in_memory_order(drafter, param, first, n, read_stretch, (void *)entry, staging));
-        MTP_TRY(context->ops->upload(context->device, param->value + first, staging, (size_t)n * sizeof *staging));
+        MTP_TRY(mtp__param_write(drafter, param, first, staging, n));
     }
     return MTP_OK;
 }
@@ -108,10 +153,10 @@ static mtp_status read_values(mtp_drafter *drafter, const mtp_safetensors *file)
 }
 
 static mtp_status load(mtp_context *context, const char *directory, const mtp_drafter_config *config,
-                       const mtp_safetensors *file, mtp_drafter **drafter)
+                       const mtp_safetensors *file, mtp_dtype masters, mtp_drafter **drafter)
 {
     MTP_TRY(mtp__drafter_check_file(file, config));
-    MTP_TRY(mtp__drafter_create(context, config, directory, drafter));
+    MTP_TRY(mtp__drafter_create(context, config, directory, masters, drafter));
     const mtp_status status = read_values(*drafter, file);
     if (status == MTP_OK) return MTP_OK;
     mtp_drafter_free(*drafter);
@@ -119,7 +164,7 @@ static mtp_status load(mtp_context *context, const char *directory, const mtp_dr
     return status;
 }
 
-mtp_status mtp_drafter_load(mtp_context *context, const char *directory, mtp_drafter **drafter)
+mtp_status mtp__drafter_load(mtp_context *context, const char *directory, mtp_dtype masters, mtp_drafter **drafter)
 {
     MTP_REQUIRE(context && directory && drafter);
     mtp_drafter_config config = {0};
@@ -129,11 +174,16 @@ mtp_status mtp_drafter_load(mtp_context *context, const char *directory, mtp_dra
     MTP_TRY(mtp_drafter_config_read(directory, &config));
     mtp_status status = mtp__path_join(directory, "model.safetensors", &path);
     if (status == MTP_OK) status = mtp_safetensors_open(path, &file);
-    if (status == MTP_OK) status = load(context, directory, &config, file, drafter);
+    if (status == MTP_OK) status = load(context, directory, &config, file, masters, drafter);
     mtp_safetensors_close(file);
     free(path);
     mtp_drafter_config_free(&config);
     return status;
+}
+
+mtp_status mtp_drafter_load(mtp_context *context, const char *directory, mtp_drafter **drafter)
+{
+    return mtp__drafter_load(context, directory, MTP_F32, drafter);
 }
 
 /* ---- writing -------------------------------------------------------------------------------------------------- */
@@ -180,7 +230,7 @@ static mtp_status download_values(const buffers *b, const mtp__param *param, int
     const mtp_context *context = b->drafter->context;
     const mtp_backend *ops = context->ops;
     const size_t bytes = (size_t)n * sizeof(float);
-    if (!param->by_slot) return ops->download(context->device, b->staging, param->value + first, bytes);
+    if (!param->by_slot) return mtp__param_read(b->drafter, param, first, b->staging, n);
     const int64_t H = param->shape[1], row = first / H, count = (first + n - 1) / H - row + 1;
     const mtp_view slot_of = mtp_view_1d(b->drafter->slot_of, MTP_I32, param->shape[0]);
     const mtp_gather_args gather = {.src = mtp__param_value(param),

@@ -42,6 +42,7 @@ struct mtp__step {
     mtp_view device_table; /* the same as ops may be given it; data NULL: a chunk brings the rows that it needs */
     mtp_step_config config;
     mtp__step_mode mode;
+    mtp_dtype weights;    /* of matrices, as products take them */
     int64_t Rc;           /* rows of a chunk */
     int32_t *centroid_of; /* host [V]; NULL for a dense head */
 

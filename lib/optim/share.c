@@ -1,67 +1,69 @@
 #include "optim/share.h"
 
-/* Shares begin at a multiple of so many values of the list. */
-enum { GRAIN = 64 };
-
-static int64_t total_of(const mtp__optim_tensor *tensors, int64_t num_tensors)
+int64_t mtp__optim_padded(int64_t count)
 {
-    int64_t total = 0;
-    for (int64_t i = 0; i < num_tensors; i++) total += mtp_view_count(tensors[i].value);
-    return total;
+    return (count + MTP__OPTIM_GRAIN - 1) / MTP__OPTIM_GRAIN * MTP__OPTIM_GRAIN;
 }
 
-/* Where the share of a rank begins, in values of the list; of the rank behind the last one: the end. */
-static int64_t begin_of(int64_t total, int64_t rank, int64_t world_size)
+/* Where the share of a rank begins, of `grains` in all. */
+static int64_t begin_of(int64_t grains, int64_t rank, int64_t world_size)
 {
-    const int64_t grains = (total + GRAIN - 1) / GRAIN;
-    const int64_t begin = GRAIN * (grains / world_size * rank + grains % world_size * rank / world_size);
-    return begin < total ? begin : total;
+    return MTP__OPTIM_GRAIN * (grains / world_size * rank + grains % world_size * rank / world_size);
 }
 
-/* Values [first, last). A view without memory, of which only the size matters, stays one. */
-static mtp_view part_of(const mtp_view *view, int64_t first, int64_t last)
+/* Values [first, end). A view without memory, of which only the size matters, stays one. */
+static mtp_view part_of(const mtp_view *view, int64_t first, int64_t end)
 {
-    return mtp_view_1d(view->data ? (float *)view->data + first : NULL, MTP_F32, last - first);
+    char *data = view->data;
+    if (data) data += (size_t)first * mtp_dtype_size(view->dtype);
+    return mtp_view_1d(data, view->dtype, end - first);
 }
 
 int64_t mtp__optim_share(const mtp__optim_tensor *tensors, int64_t num_tensors, const mtp__optim_rank *rank,
                          mtp__optim_tensor *parts)
 {
-    const int64_t total = total_of(tensors, num_tensors);
-    const int64_t begin = begin_of(total, rank->rank, rank->world_size);
-    const int64_t end = begin_of(total, rank->rank + 1, rank->world_size);
+    int64_t total = 0;
+    for (int64_t i = 0; i < num_tensors; i++) total += mtp__optim_padded(mtp_view_count(tensors[i].value));
+    const int64_t begin = begin_of(total / MTP__OPTIM_GRAIN, rank->rank, rank->world_size);
+    const int64_t end = begin_of(total / MTP__OPTIM_GRAIN, rank->rank + 1, rank->world_size);
     int64_t num_parts = 0, at = 0;
     for (int64_t i = 0; i < num_tensors; i++) {
         const int64_t count = mtp_view_count(tensors[i].value);
         const int64_t first = begin > at ? begin - at : 0, last = end - at < count ? end - at : count;
-        at += count;
+        at += mtp__optim_padded(count);
         if (first >= last) continue;
         mtp__optim_tensor part = tensors[i];
         if (last - first < count) {
-            part.first = first;
+            part.first += first;
+            part.place += first;
             part.value = part_of(&part.value, first, last);
             part.grad = part_of(&part.grad, first, last);
+            part.shadow = part_of(&part.shadow, first, last);
         }
         parts[num_parts++] = part;
     }
     return num_parts;
 }
 
-/* The memory of a value of the list; of the one behind the last: behind it. */
-static float *address_of(const mtp__optim_tensor *tensors, int64_t num_tensors, int64_t index)
+bool mtp__optim_behind(const mtp_view *a, const mtp_view *b)
 {
-    for (int64_t i = 0; i < num_tensors; i++) {
-        const int64_t count = mtp_view_count(tensors[i].value);
-        if (index < count || (index == count && i + 1 == num_tensors)) return (float *)tensors[i].value.data + index;
-        index -= count;
-    }
-    return NULL;
+    if (!a->data && !b->data) return true;
+    const size_t places = (size_t)mtp__optim_padded(mtp_view_count(*a));
+    return a->data && a->dtype == b->dtype && (char *)a->data + places * mtp_dtype_size(a->dtype) == b->data;
 }
 
-void mtp__optim_stretch(const mtp__optim_tensor *tensors, int64_t num_tensors, const mtp__optim_rank *rank,
-                        float **begin, int64_t *count)
+int64_t mtp__optim_neighbours(const mtp__optim_tensor *tensors, int64_t num_tensors, int64_t first, int64_t *count)
 {
-    const int64_t total = total_of(tensors, num_tensors);
-    *begin = address_of(tensors, num_tensors, begin_of(total, rank->rank, rank->world_size));
-    *count = address_of(tensors, num_tensors, begin_of(total, rank->rank + 1, rank->world_size)) - *begin;
+    int64_t i = first;
+    *count = 0;
+    for (; i + 1 < num_tensors; i++) {
+        const mtp__optim_tensor *a = &tensors[i], *b = &tensors[i + 1];
+        const int64_t places = mtp__optim_padded(mtp_view_count(a->value));
+        if (a->place + places != b->place || !mtp__optim_behind(&a->value, &b->value) ||
+            !mtp__optim_behind(&a->grad, &b->grad) || !mtp__optim_behind(&a->shadow, &b->shadow))
+            break;
+        *count += places;
+    }
+    *count += mtp_view_count(tensors[i].value);
+    return i + 1;
 }

@@ -6,14 +6,17 @@
 
 #include "optim/optimizer.h"
 
-/* The parts of `tensors` that fall to a rank: an equal number of values on each, cut anywhere inside a tensor, in the
- * order of the list. parts [num_tensors] is filled (it may be `tensors` itself); returns their number, which may be 0.
- */
+/* `count` values take this many places. */
+int64_t mtp__optim_padded(int64_t count);
+/* The parts of `tensors` that fall to a rank: an equal number of values on each, in the order of the list, cut at
+ * multiples of 16 values inside a tensor. parts [num_tensors] is filled (it may be `tensors` itself); returns their
+ * number, which may be 0. The shares of all ranks do not overlap. */
 int64_t mtp__optim_share(const mtp__optim_tensor *tensors, int64_t num_tensors, const mtp__optim_rank *rank,
                          mtp__optim_tensor *parts);
-/* The stretch of memory that holds the values of that share, when the tensors lie one behind the other in one block:
- * what lies between them (frozen parameters) belongs to it. The shares of all ranks do not overlap. */
-void mtp__optim_stretch(const mtp__optim_tensor *tensors, int64_t num_tensors, const mtp__optim_rank *rank,
-                        float **begin, int64_t *count);
+/* Does `b` begin where the padding of `a` ends: in memory, of one dtype, or both nowhere. */
+bool mtp__optim_behind(const mtp_view *a, const mtp_view *b);
+/* Tensors [first, end) that lie one behind the other in memory, the most there are from `first` on, and how many values
+ * that is, those between them included. Returns `end`. */
+int64_t mtp__optim_neighbours(const mtp__optim_tensor *tensors, int64_t num_tensors, int64_t first, int64_t *count);
 
 #endif

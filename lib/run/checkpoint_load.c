@@ -113,6 +113,7 @@ static mtp_status open_shards(const mtp__manifest *manifest, mtp__text *problems
 typedef struct target {
     const char *prefix, *name;
     const mtp__param *param; /* the tensor's, or the one whose moments it is */
+    bool is_weight;
     const mtp_view *whole;
     mtp_view view;
     int64_t first;
@@ -191,21 +192,6 @@ static mtp_status judge(const shard_set *set, const char *whose)
                     set->problems->data);
 }
 
-static mtp_status upload_as_it_stands(const shard_set *set, mtp_context *context, const target *t)
-{
-    const int64_t begin = t->first, end = t->first + mtp_view_count(t->view);
-    for (size_t i = 0; i < t->count; i++) {
-        const part *p = &t->parts[i];
-        const int64_t first = p->first > begin ? p->first : begin, last = p->end < end ? p->end : end;
-        if (first >= last) continue;
-        MTP_TRY_AT(context->ops->upload(context->device, (float *)t->view.data + (first - begin),
-                                        (const char *)p->entry->data + (size_t)(first - p->first) * sizeof(float),
-                                        (size_t)(last - first) * sizeof(float)),
-                   "checkpoint %s", set->manifest->directory);
-    }
-    return MTP_OK;
-}
-
 /* Values [first, first + count) of the tensor as its parts have them. */
 static mtp_status read_parts(void *user, int64_t first, int64_t count, float *values)
 {
@@ -229,30 +215,31 @@ static mtp_status read_parts(void *user, int64_t first, int64_t count, float *va
     return MTP_OK;
 }
 
-/* A tensor whose rows stand in the order of the tokens, into memory that has them by slot. */
-static mtp_status upload_by_slot(const shard_set *set, const mtp_drafter *drafter, target *t)
+/* Values [first, first + count) of a tensor in the order of memory. */
+static mtp_status put(const mtp_drafter *drafter, const target *t, int64_t first, const float *values, int64_t count)
 {
-    enum { STRETCH = 1 << 18 };
     const mtp_context *context = drafter->context;
-    const int64_t count = mtp_view_count(t->view);
-    mtp_status status = MTP_OK;
-    float *staging = malloc(STRETCH * sizeof *staging);
-    if (!staging) return no_memory();
-    for (int64_t i = 0; status == MTP_OK && i < count; i += STRETCH) {
-        const int64_t n = count - i < STRETCH ? count - i : STRETCH;
-        status = mtp__values_in_memory_order(drafter, t->param, t->first + i, n, read_parts, t, staging);
-        if (status == MTP_OK)
-            status =
-                context->ops->upload(context->device, (float *)t->view.data + i, staging, (size_t)n * sizeof(float));
-    }
-    free(staging);
-    return status == MTP_OK ? MTP_OK : mtp__fail_prefix(status, "checkpoint %s", set->manifest->directory);
+    if (t->is_weight) return mtp__param_write(drafter, t->param, first, values, count);
+    return context->ops->upload(context->device, (float *)t->view.data + (first - t->first), values,
+                                (size_t)count * sizeof *values);
 }
 
 static mtp_status upload(const shard_set *set, const mtp_drafter *drafter, target *t)
 {
+    enum { STRETCH = 1 << 18 };
     const bool by_token = t->param->by_slot && set->manifest->version < MTP__CHECKPOINT_BY_SLOT;
-    return by_token ? upload_by_slot(set, drafter, t) : upload_as_it_stands(set, drafter->context, t);
+    const int64_t end = t->first + mtp_view_count(t->view);
+    mtp_status status = MTP_OK;
+    float *staging = malloc(STRETCH * sizeof *staging);
+    if (!staging) return no_memory();
+    for (int64_t i = t->first; status == MTP_OK && i < end; i += STRETCH) {
+        const int64_t n = end - i < STRETCH ? end - i : STRETCH;
+        status = by_token ? mtp__values_in_memory_order(drafter, t->param, i, n, read_parts, t, staging)
+                          : read_parts(t, i, n, staging);
+        if (status == MTP_OK) status = put(drafter, t, i, staging, n);
+    }
+    free(staging);
+    return status == MTP_OK ? MTP_OK : mtp__fail_prefix(status, "checkpoint %s", set->manifest->directory);
 }
 
 /* ---- the drafter ---------------------------------------------------------------------------------------------- */
@@ -271,6 +258,7 @@ static mtp_status load_weights(const shard_set *set, mtp_drafter *drafter, targe
         targets[i] = (target){.prefix = MTP__CHECKPOINT_PARAM,
                               .name = drafter->params[i].name,
                               .param = &drafter->params[i],
+                              .is_weight = true,
                               .whole = &views[i],
                               .view = views[i]};
         look_up(set, &targets[i]);
@@ -338,8 +326,7 @@ static mtp_status load_moments(const shard_set *set, const mtp_drafter *drafter,
     find_unknown(set, MTP__CHECKPOINT_EXP_AVG_SQ, drafter, is_trained);
     MTP_TRY(judge(set, "the trained parameters"));
     for (int64_t i = 0; i < 2 * o->num_tensors; i++) MTP_TRY(upload(set, drafter, &targets[i]));
-    o->step = set->manifest->step - set->manifest->bad_steps;
-    return MTP_OK;
+    return mtp__optimizer_set_step(o, set->manifest->step - set->manifest->bad_steps);
 }
 
 mtp_status mtp__checkpoint_load_optimizer(const mtp__manifest *manifest, const mtp_drafter *drafter,

@@ -10,7 +10,7 @@
 #include "data/verifier_config.h"
 #include "model/stage.h"
 #include "model/tensors.h"
-#include "optim/share.h"
+#include "optim/optimizer.h"
 #include "run/config.h"
 #include "run/saver.h"
 
@@ -73,17 +73,6 @@ static bool frozen(const mtp_strings *patterns, const char *name)
     return false;
 }
 
-/* Bytes of the moments of a rank. */
-static size_t moments_of(const mtp_train_config *c, const mtp_context *context, mtp__optim_tensor *trained,
-                         int64_t num_trained, int64_t world_size)
-{
-    const mtp__optim_rank first = {.world_size = world_size};
-    size_t moments = 0, scratch;
-    if (c->zero_stage > 0) num_trained = mtp__optim_share(trained, num_trained, &first, trained);
-    mtp__optimizer_plan(context, trained, num_trained, &moments, &scratch);
-    return moments;
-}
-
 static mtp_status plan_parameters(const mtp_train_config *c, const mtp_drafter_config *drafter,
                                   const mtp_context *context, int64_t world_size, mtp_plan *plan)
 {
@@ -95,21 +84,27 @@ static mtp_status plan_parameters(const mtp_train_config *c, const mtp_drafter_c
         free(specs);
         return MTP_FAIL(MTP_E_MEMORY, "out of memory for a plan");
     }
+    uint64_t matrices = 0;
     for (int64_t i = 0; i < count; i++) {
         const mtp_view view = mtp_view_nd(NULL, MTP_F32, specs[i].rank, specs[i].shape);
         if (strcmp(specs[i].name, MTP__TOKEN_ORDERING) == 0) continue;
         plan->num_parameters += mtp_view_count(view);
+        if (specs[i].rank == 2) matrices += (uint64_t)mtp_view_count(view);
         if (frozen(&c->freeze, specs[i].name)) continue;
         plan->num_trained += mtp_view_count(view);
         trained[num_trained++] = (mtp__optim_tensor){.value = view, .grad = view};
     }
-    size_t moments = 0, scratch = 0;
-    mtp__optimizer_plan(context, trained, num_trained, &moments, &scratch);
-    moments = moments_of(c, context, trained, num_trained, world_size);
+    const mtp__optim_rank first = {.world_size = world_size};
+    size_t moments = 0, extra = 0;
+    const mtp_status status =
+        mtp__optimizer_plan(context, trained, num_trained, c->zero_stage > 0 ? &first : NULL, &moments, &extra);
     free(trained);
     free(specs);
+    MTP_TRY(status);
     const uint64_t V = drafter->ordered ? (uint64_t)drafter->vocab_size : 0;
     MTP_TRY(add_device(plan, "parameters", 4 * (uint64_t)plan->num_parameters, "fp32 masters"));
+    if (mtp__has_shadows(context, MTP_F32))
+        MTP_TRY(add_device(plan, "bf16 parameters", 2 * matrices, "matrices as products take them"));
     MTP_TRY(add_device(plan, "token ordering", 8 * V, "two maps of the vocabulary"));
     MTP_TRY(add_host(plan, "token ordering as stored", 8 * V, ""));
     MTP_TRY(add_device(plan, "gradients", 4 * (uint64_t)plan->num_trained, "fp32, trained parameters"));
@@ -119,7 +114,7 @@ static mtp_status plan_parameters(const mtp_train_config *c, const mtp_drafter_c
                            : "AdamW, two a trained parameter"));
     plan->checkpoint_bytes = 4 * (uint64_t)plan->num_parameters + 8 * (uint64_t)plan->num_trained;
     plan->export_bytes = 2 * (uint64_t)plan->num_parameters + 8 * V;
-    MTP_TRY(add_device(plan, "optimizer scratch", scratch, ""));
+    MTP_TRY(add_device(plan, "optimizer scratch", extra, ""));
     return add_host(plan, "checkpoint copy",
                     mtp__saver_bytes((uint64_t)plan->num_parameters, (uint64_t)plan->num_trained, world_size),
                     "what a checkpoint is written from beside the training");
@@ -188,7 +183,7 @@ static mtp_status plan_training(const mtp_train_config *c, const mtp_drafter_con
 {
     mtp__arena arena;
     const mtp_step_config step = mtp__config_step(c);
-    MTP_TRY(mtp__step_plan(drafter, context, &step, MTP__STEP_TRAIN, &arena));
+    MTP_TRY(mtp__step_plan(drafter, context, MTP_F32, &step, MTP__STEP_TRAIN, &arena));
     for (int32_t i = 0; i < arena.num_labels; i++)
         MTP_TRY(add_device(plan, arena.labels[i].label, arena.labels[i].bytes, "training step"));
     return add_host(plan, "staging", staging_bytes(plan, &arena), "pinned; rows on their way to the device");
@@ -216,7 +211,7 @@ mtp_status mtp__plan_evaluation(mtp_plan *plan, const mtp_drafter_config *drafte
         mtp__arena arena;
         mtp_step_config step = *config;
         step.feeding = i == 0 ? MTP_FEED_SELF : MTP_FEED_TEACHER;
-        MTP_TRY(mtp__step_plan(drafter, context, &step, MTP__STEP_EVALUATE, &arena));
+        MTP_TRY(mtp__step_plan(drafter, context, MTP_F32, &step, MTP__STEP_EVALUATE, &arena));
         bytes += arena.used;
         *staging += staging_bytes(plan, &arena);
     }

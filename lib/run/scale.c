@@ -150,7 +150,7 @@ static mtp_status step_bytes(const mtp_drafter_config *config, int64_t K, uint64
     mtp_context *context = NULL;
     mtp__arena arena;
     MTP_TRY(mtp_context_create(&options, &context));
-    const mtp_status status = mtp__step_plan(config, context, &step, MTP__STEP_TRAIN, &arena);
+    const mtp_status status = mtp__step_plan(config, context, MTP_F32, &step, MTP__STEP_TRAIN, &arena);
     if (status == MTP_OK) *bytes = arena.used;
     mtp_context_free(context);
     return status;

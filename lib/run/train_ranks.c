@@ -46,7 +46,6 @@ static mtp_status hash_key(const mtp_train_config *config, const mtp__field *fie
 static mtp_status hash_weights(const mtp_drafter *drafter, uint64_t *hash)
 {
     enum { CHUNK = 1 << 18 };
-    const mtp_context *context = drafter->context;
     float *buffer = malloc(CHUNK * sizeof *buffer);
     mtp_status status = buffer ? MTP_OK : MTP_FAIL(MTP_E_MEMORY, "out of memory for a copy of weights");
     *hash = MTP__FNV_START;
@@ -54,9 +53,8 @@ static mtp_status hash_weights(const mtp_drafter *drafter, uint64_t *hash)
         const mtp__param *param = &drafter->params[i];
         for (int64_t at = 0; status == MTP_OK && at < param->count; at += CHUNK) {
             const int64_t count = param->count - at < CHUNK ? param->count - at : CHUNK;
-            const size_t bytes = (size_t)count * sizeof *buffer;
-            status = context->ops->download(context->device, buffer, param->value + at, bytes);
-            if (status == MTP_OK) *hash = mtp__fnv1a(*hash, buffer, bytes);
+            status = mtp__param_read(drafter, param, at, buffer, count);
+            if (status == MTP_OK) *hash = mtp__fnv1a(*hash, buffer, (size_t)count * sizeof *buffer);
         }
     }
     free(buffer);

@@ -10,6 +10,7 @@
 #include "run/config.h"
 #include "run/evaluate.h"
 #include "run/plan.h"
+#include "run/trained.h"
 
 static mtp_status no_memory(void)
 {
@@ -82,7 +83,7 @@ static bool excluded(const mtp_strings *patterns, const char *name, bool *used)
     return match;
 }
 
-/* The trained parameters as an optimizer takes them; free(*tensors). A pattern of no_decay that matches nothing is
+/* The trained parameters in their order in memory; free(*tensors). A pattern of no_decay that matches nothing is
  * MTP_E_CONFIG. */
 static mtp_status trained_tensors(const mtp_train_config *config, const mtp_drafter *drafter,
                                   mtp__optim_tensor **tensors, int64_t *count)
@@ -93,13 +94,12 @@ static mtp_status trained_tensors(const mtp_train_config *config, const mtp_draf
     mtp_status status = list && used ? MTP_OK : no_memory();
     *count = 0;
     for (int64_t i = 0; status == MTP_OK && i < drafter->num_params; i++) {
-        const mtp__param *param = &drafter->params[i];
+        const mtp__param *param = drafter->placed[i];
         const bool exempt = excluded(patterns, param->name, used);
         if (!param->trained) continue;
-        list[(*count)++] = (mtp__optim_tensor){.name = param->name,
-                                               .value = mtp__param_value(param),
-                                               .grad = mtp__param_grad(param),
-                                               .decays = mtp__param_decays(param) && !exempt};
+        mtp__optim_tensor *tensor = &list[(*count)++];
+        *tensor = mtp__trained_tensor(param);
+        tensor->decays = tensor->decays && !exempt;
     }
     for (int64_t i = 0; status == MTP_OK && i < patterns->count; i++)
         if (!used[i])
@@ -123,8 +123,8 @@ static mtp_status open_optimizer(mtp__trainer *t)
     t->sharded_moments = t->config->zero_stage > 0 && t->ranks->world_size > 1;
     MTP_TRY(mtp__drafter_alloc_grads(t->drafter));
     MTP_TRY(trained_tensors(t->config, t->drafter, &tensors, &count));
-    const mtp_status status = mtp__optimizer_create_share(t->context, tensors, count, &adamw,
-                                                          t->sharded_moments ? &own : NULL, &t->optimizer);
+    const mtp_status status =
+        mtp__optimizer_create(t->context, tensors, count, &adamw, t->sharded_moments ? &own : NULL, &t->optimizer);
     free(tensors);
     return status;
 }

@@ -2,7 +2,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "optim/share.h"
 #include "run/plan.h"
 #include "run/trainer.h"
 
@@ -161,18 +160,31 @@ static mtp_status note_samples(mtp__trainer *t, const mtp__flight *f)
     return status;
 }
 
-/* The values that each rank has updated, to all. */
+/* The update itself, which is skipped when loss or gradient norm are not finite. */
+static mtp_status optimize(mtp__trainer *t, int64_t done, mtp__update *u)
+{
+    mtp__optim_result result;
+    const mtp__optim_update step = {.learning_rate = mtp__schedule_lr(&t->schedule, done), .skip = !isfinite(u->loss)};
+    MTP_TRY(mtp__optimizer_step(t->optimizer, &step));
+    MTP_TRY(mtp__optimizer_read(t->optimizer, &result));
+    u->grad_norm = result.norm;
+    u->bad = result.skipped;
+    if (!u->bad) u->learning_rate = result.learning_rate;
+    return MTP_OK;
+}
+
+/* The values that each rank has updated, to all, where their shadows are renewed. */
 static mtp_status share_values(mtp__trainer *t, mtp_status status)
 {
     const mtp__optimizer *o = t->optimizer;
     if (!t->sharded_moments) return status;
     MTP_TRY(mtp__ranks_agree(t->ranks, status));
-    for (int rank = 0; rank < t->ranks->world_size; rank++) {
-        const mtp__optim_rank owner = {.rank = rank, .world_size = t->ranks->world_size};
-        float *begin;
-        int64_t count;
-        mtp__optim_stretch(o->measured, o->num_measured, &owner, &begin, &count);
-        MTP_TRY(mtp__broadcast_values(t->device_comm, t->context, t->staged, begin, count, rank));
+    for (int64_t i = 0; i < o->num_stretches; i++) {
+        const mtp__optim_stretch *s = &o->stretches[i];
+        const size_t bytes = (size_t)mtp_view_count(s->value) * mtp_dtype_size(s->value.dtype);
+        const mtp_convert_args renew = {.src = s->value, .dst = s->shadow};
+        MTP_TRY(mtp__broadcast_values(t->device_comm, t->context, t->staged, s->value.data, bytes, s->root));
+        if (s->shadow.data && s->root != t->ranks->rank) MTP_TRY(t->context->ops->convert(t->context->device, &renew));
     }
     return MTP_OK;
 }
@@ -185,12 +197,8 @@ static mtp_status launch(mtp__trainer *t, int64_t done, mtp__flight *f, bool *st
     if (*stop) return MTP_OK;
     MTP_TRY(share_results(t, differentiate(t, f), u));
     u->loss = mtp__step_total(&t->step_config, u->sums, u->counts);
-    MTP_TRY(mtp__optimizer_grad_norm(t->optimizer, &u->grad_norm));
-    u->bad = !isfinite(u->loss) || !isfinite(u->grad_norm);
-    if (u->bad) return MTP_OK;
-    u->learning_rate = mtp__schedule_lr(&t->schedule, done);
-    const double clip = mtp__optimizer_clip(&t->optimizer->config, u->grad_norm);
-    return share_values(t, mtp__optimizer_step(t->optimizer, u->learning_rate, clip));
+    const mtp_status status = optimize(t, done, u);
+    return status == MTP_OK && u->bad ? MTP_OK : share_values(t, status);
 }
 
 mtp_status mtp__trainer_launch(mtp__trainer *t, int64_t done, bool stop, bool *stopped)

@@ -54,7 +54,8 @@ static void counts_what_is_allocated(void **state)
     assert_int_equal(bytes_of(plan, "gradients"), 4 * mtp_drafter_num_trained(trainer.drafter));
     assert_int_equal(bytes_of(plan, "optimizer moments"), (int64_t)trainer.optimizer->moment_bytes);
     mtp__arena arena;
-    assert_ok(mtp__step_plan(&trainer.drafter->config, trainer.context, &trainer.step_config, MTP__STEP_TRAIN, &arena));
+    assert_ok(mtp__step_plan(&trainer.drafter->config, trainer.context, trainer.drafter->masters, &trainer.step_config,
+                             MTP__STEP_TRAIN, &arena));
     for (int32_t i = 0; i < arena.num_labels; i++)
         assert_int_equal(bytes_of(plan, arena.labels[i].label), (int64_t)arena.labels[i].bytes);
     const mtp_loader_stats stats = mtp_loader_get_stats(trainer.loader);

@@ -55,7 +55,7 @@ static int bits_are_the_same(mtp_comm *comm, mtp_context *context)
     for (int rank = 0; rank < place.world_size; rank++) CHECK(memcmp(all + rank * COUNT, data, sizeof data) == 0);
     for (int staged = 0; staged < 2; staged++) {
         for (int64_t i = 0; i < COUNT; i++) data[i] = number(place.rank, i, 0);
-        CHECK(mtp__broadcast_values(comm, context, staged, data + 10, 20, 1) == MTP_OK);
+        CHECK(mtp__broadcast_values(comm, context, staged, data + 10, 20 * sizeof *data, 1) == MTP_OK);
         CHECK(mtp__broadcast_values(comm, context, staged, data, 0, 0) == MTP_OK);
         for (int64_t i = 0; i < COUNT; i++) CHECK(data[i] == number(i >= 10 && i < 30 ? 1 : place.rank, i, 0));
     }

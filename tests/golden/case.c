@@ -11,7 +11,7 @@
 #include "formats/json.h"
 #include "golden.h"
 #include "model/step.h"
-#include "optim/optimizer.h"
+#include "run/trained.h"
 
 typedef struct golden_case {
     const char *directory;
@@ -435,17 +435,9 @@ static mtp_status check_gradients(golden_case *c, golden_result *result)
 static mtp_status make_optimizer(const golden_case *c, const mtp_drafter *drafter, mtp__optimizer **optimizer)
 {
     mtp__optim_tensor *tensors = calloc((size_t)drafter->num_params, sizeof *tensors);
-    int64_t count = 0;
     if (!tensors) return MTP_FAIL(MTP_E_MEMORY, "out of memory for an optimizer");
-    for (int64_t i = 0; i < drafter->num_params; i++) {
-        const mtp__param *param = &drafter->params[i];
-        if (!param->trained) continue;
-        tensors[count++] = (mtp__optim_tensor){.name = param->name,
-                                               .value = mtp__param_value(param),
-                                               .grad = mtp__param_grad(param),
-                                               .decays = mtp__param_decays(param)};
-    }
-    const mtp_status status = mtp__optimizer_create(drafter->context, tensors, count, &c->adamw, optimizer);
+    const int64_t count = mtp__trained_tensors(drafter, tensors);
+    const mtp_status status = mtp__optimizer_create(drafter->context, tensors, count, &c->adamw, NULL, optimizer);
     free(tensors);
     return status;
 }
@@ -465,12 +457,15 @@ static mtp_status advance(golden_case *c, mtp_drafter *drafter, mtp__step *step,
                           double *loss, double *norm)
 {
     mtp__step_sums sums[64];
+    mtp__optim_result done;
     MTP_TRY(
         c->context->ops->memory_zero(c->context->device, drafter->grads, (size_t)drafter->num_grads * sizeof(float)));
     MTP_TRY(mtp__step_run(step, c->batch, &c->rows, c->counts, sums, NULL));
-    MTP_TRY(mtp__optimizer_grad_norm(optimizer, norm));
+    MTP_TRY(mtp__optimizer_step(optimizer, &(mtp__optim_update){.learning_rate = c->learning_rate}));
+    MTP_TRY(mtp__optimizer_read(optimizer, &done));
     *loss = mtp__step_total(&c->config, sums, c->counts);
-    return mtp__optimizer_step(optimizer, c->learning_rate, mtp__optimizer_clip(&c->adamw, *norm));
+    *norm = done.norm;
+    return MTP_OK;
 }
 
 static mtp_status run_curve(golden_case *c, golden_result *result, mtp_drafter *drafter, mtp__step *step,

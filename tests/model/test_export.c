@@ -9,6 +9,7 @@
 #include "model/export.h"
 #include "mtp/export.h"
 #include "run/checkpoint.h"
+#include "run/trained.h"
 
 #define SAMPLE MTP_TEST_DATA "/sample/"
 #define VERIFIER SAMPLE "verifier"
@@ -277,14 +278,10 @@ static void make_run(const char *directory, const char *drafter_directory)
     assert_ok(mtp__drafter_alloc_grads(drafter));
     mtp__optim_tensor tensors[2];
     mtp__param *const params[2] = {drafter->post_projection, drafter->pre_projection};
-    for (int i = 0; i < 2; i++)
-        tensors[i] = (mtp__optim_tensor){.name = params[i]->name,
-                                         .value = mtp__param_value(params[i]),
-                                         .grad = mtp__param_grad(params[i]),
-                                         .decays = true};
+    for (int i = 0; i < 2; i++) tensors[i] = mtp__trained_tensor(params[i]);
     const mtp_adamw_config config = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8};
-    assert_ok(mtp__optimizer_create(context, tensors, 2, &config, &optimizer));
-    assert_ok(context->ops->upload(context->device, drafter->pre_projection->value + 7, &changed, sizeof changed));
+    assert_ok(mtp__optimizer_create(context, tensors, 2, &config, NULL, &optimizer));
+    assert_ok(mtp__param_write(drafter, drafter->pre_projection, 7, &changed, 1));
     mtp__manifest *manifest = mtp__manifest_create();
     manifest->step = 12;
     manifest->total_steps = 12;

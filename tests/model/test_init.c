@@ -185,9 +185,9 @@ static void test_directions(void **state)
 
 /* ---- mtp_init ------------------------------------------------------------------------------------------------- */
 
-static void download(const mtp__param *param, float *values)
+static void download(const mtp_drafter *drafter, const mtp__param *param, float *values)
 {
-    assert_ok(context->ops->download(context->device, values, param->value, (size_t)param->count * sizeof *values));
+    assert_ok(mtp__param_read(drafter, param, 0, values, param->count));
 }
 
 static void check_values(const char *directory)
@@ -198,21 +198,21 @@ static void check_values(const char *directory)
     const int64_t V = config->vocab_size, H = config->hidden_size;
     float *embed = malloc((size_t)(V * H) * sizeof *embed), small[4096];
     double squares = 0, sum = 0;
-    download(drafter->embed, embed);
+    download(drafter, drafter->embed, embed);
     for (int64_t i = 0; i < V * H; i++) {
         squares += (double)embed[i] * (double)embed[i];
         sum += (double)embed[i];
     }
     const double n = (double)(V * H), deviation = sqrt(squares / n - sum / n * (sum / n));
     assert_true(fabs(deviation * sqrt((double)H) - 0.8) < 0.01);
-    download(drafter->layers[0].q_norm, small);
+    download(drafter, drafter->layers[0].q_norm, small);
     assert_true(small[0] == 0.5f && small[config->geometry[config->layer_types[0]].head_dim - 1] == 0.5f);
-    download(drafter->layers[0].layer_scalar, small);
+    download(drafter, drafter->layers[0].layer_scalar, small);
     assert_true(small[0] == 1.0f);
-    download(drafter->final_norm, small);
+    download(drafter, drafter->final_norm, small);
     assert_true(small[H - 1] == 1.0f);
     float *matrix = malloc((size_t)drafter->pre_projection->count * sizeof *matrix);
-    download(drafter->pre_projection, matrix);
+    download(drafter, drafter->pre_projection, matrix);
     squares = 0;
     for (int64_t i = 0; i < drafter->pre_projection->count; i++) squares += (double)matrix[i] * (double)matrix[i];
     assert_true(fabs(squares / (double)H - 1) < 0.1); /* rows of length about 1 */
@@ -220,7 +220,7 @@ static void check_values(const char *directory)
     if (config->ordered) {
         const int64_t C = config->num_centroids, P = V / C;
         float *centroids = malloc((size_t)(C * H) * sizeof *centroids);
-        download(drafter->centroids, centroids);
+        download(drafter, drafter->centroids, centroids);
         for (int64_t c = 0; c < C; c++)
             for (int64_t i = 0; i < H; i++) {
                 double mean = 0, largest = 0;

@@ -6,6 +6,7 @@
 #include "base/context.h"
 #include "mtp/inspect.h"
 #include "run/checkpoint.h"
+#include "run/trained.h"
 
 #define SAMPLE MTP_TEST_DATA "/sample/"
 #define VERIFIER SAMPLE "verifier"
@@ -132,15 +133,9 @@ static void test_runs(void **state)
     assert_ok(mtp_drafter_load(context, SAMPLE "drafter_init_dense", &drafter));
     assert_ok(mtp__drafter_alloc_grads(drafter));
     mtp__optim_tensor *tensors = calloc((size_t)drafter->num_params, sizeof *tensors);
-    for (int64_t i = 0; i < drafter->num_params; i++) {
-        const mtp__param *param = &drafter->params[i];
-        tensors[i] = (mtp__optim_tensor){.name = param->name,
-                                         .value = mtp__param_value(param),
-                                         .grad = mtp__param_grad(param),
-                                         .decays = param->rank == 2};
-    }
     const mtp_adamw_config adamw = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8};
-    assert_ok(mtp__optimizer_create(context, tensors, drafter->num_params, &adamw, &optimizer));
+    const int64_t count = mtp__trained_tensors(drafter, tensors);
+    assert_ok(mtp__optimizer_create(context, tensors, count, &adamw, NULL, &optimizer));
     test_run made = test_execute((const char *const[]){"/bin/mkdir", "-p", test_path("%s/checkpoints", run), NULL});
     assert_int_equal(made.exit_code, 0);
     test_run_free(&made);

@@ -227,10 +227,10 @@ static void the_plan_is_what_a_step_takes(void **state)
     mtp_drafter *drafter = fixture_drafter(&f, NULL);
     mtp__arena small, large, evaluation;
     mtp_step_config config = f.config;
-    assert_ok(mtp__step_plan(&drafter->config, f.context, &config, MTP__STEP_TRAIN, &large));
-    assert_ok(mtp__step_plan(&drafter->config, f.context, &config, MTP__STEP_EVALUATE, &evaluation));
+    assert_ok(mtp__step_plan(&drafter->config, f.context, MTP_F32, &config, MTP__STEP_TRAIN, &large));
+    assert_ok(mtp__step_plan(&drafter->config, f.context, MTP_F32, &config, MTP__STEP_EVALUATE, &evaluation));
     config.rows_per_chunk = 64;
-    assert_ok(mtp__step_plan(&drafter->config, f.context, &config, MTP__STEP_TRAIN, &small));
+    assert_ok(mtp__step_plan(&drafter->config, f.context, MTP_F32, &config, MTP__STEP_TRAIN, &small));
     assert_true(small.used < large.used);
     assert_true(evaluation.used < large.used);
     size_t labelled = 0;

@@ -226,7 +226,7 @@ static void test_save_refuses_nan(void **state)
     const float bad = NAN;
     assert_ok(mtp_drafter_load(context, SAMPLE "drafter_init", &drafter));
     assert_ok(mtp_drafter_save_weights(drafter, path));
-    assert_ok(context->ops->upload(context->device, drafter->pre_projection->value + 9, &bad, sizeof bad));
+    assert_ok(mtp__param_write(drafter, drafter->pre_projection, 9, &bad, 1));
     assert_fails(mtp_drafter_save_weights(drafter, path), MTP_E_DATA, "pre_projection.weight holds nan at element 9");
     assert_true(test_same_file(path, SAMPLE "drafter_init/model.safetensors"));
     mtp_drafter_free(drafter);
@@ -254,7 +254,7 @@ static void test_freeze(void **state)
     mtp_drafter_free(drafter);
 }
 
-/* One block, frozen ones left out, in the order in which a backward pass finishes them. */
+/* One block, frozen ones left out, in the order in which a backward pass finishes them: matrices, then vectors. */
 static void test_grads(void **state)
 {
     (void)state;
@@ -265,12 +265,14 @@ static void test_grads(void **state)
     const float *end = drafter->grads;
     const mtp__param *const order[] = {drafter->embed,
                                        drafter->centroids,
-                                       drafter->final_norm,
                                        drafter->post_projection,
                                        drafter->layers[3].down_proj,
+                                       drafter->layers[3].q_proj,
+                                       drafter->layers[0].down_proj,
+                                       drafter->pre_projection,
+                                       drafter->final_norm,
                                        drafter->layers[3].input_norm,
-                                       drafter->layers[0].post_feedforward_norm,
-                                       drafter->pre_projection};
+                                       drafter->layers[0].post_feedforward_norm};
     assert_ptr_equal(drafter->embed->grad, drafter->grads);
     for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
         assert_true(order[i]->grad >= end);

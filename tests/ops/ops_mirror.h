@@ -163,8 +163,9 @@ static const size_t views_of_mtp_head_args[] = {
     AT_13(mtp_head_args, x, e, order, slot_of, selected, target, scale, loss, argmax, miss, logits, dx, de)};
 static const size_t views_of_mtp_tally_args[] = {
     AT_7(mtp_tally_args, index, target, argmax, loss, centroid_loss, miss, sums)};
-static const size_t views_of_mtp_adamw_args[] = {AT_4(mtp_adamw_args, p, m, v, g)};
-static const size_t views_of_mtp_sumsq_args[] = {AT_1(mtp_sumsq_args, x)};
+static const size_t views_of_mtp_sumsq_args[] = {AT_2(mtp_sumsq_args, x, result)};
+static const size_t views_of_mtp_clip_args[] = {AT_2(mtp_clip_args, control, watch)};
+static const size_t views_of_mtp_adamw_args[] = {AT_7(mtp_adamw_args, p, m, v, g, shadow, decays, control)};
 
 #define MIRROR_SCRATCH_0
 #define MIRROR_SCRATCH_1 mirror_scratch(&m, &copy.scratch);

@@ -28,14 +28,22 @@ static inline mtp__optimizer *open_part(const fixture *f, int64_t rank, int64_t 
         mtp__optim_tensor tensor = {
             .name = param->name, .first = first, .value = mtp__param_value(param), .grad = mtp__param_grad(param)};
         if (length < param->count) {
-            tensor.value = mtp_view_nd(param->value + first, MTP_F32, 1, &length);
+            tensor.value = mtp_view_nd((float *)param->value + first, MTP_F32, 1, &length);
             tensor.grad = mtp_view_nd(param->grad + first, MTP_F32, 1, &length);
         }
         tensors[count++] = tensor;
     }
-    assert_ok(mtp__optimizer_create(f->context, tensors, count, &adamw, &optimizer));
+    assert_ok(mtp__optimizer_create(f->context, tensors, count, &adamw, NULL, &optimizer));
     free(tensors);
     return optimizer;
+}
+
+/* Updates that an optimizer has made. */
+static inline int64_t step_of(mtp__optimizer *optimizer)
+{
+    mtp__optim_result result;
+    assert_ok(mtp__optimizer_read(optimizer, &result));
+    return result.step;
 }
 
 static inline fixture open_fixture(void)

@@ -146,7 +146,7 @@ static void evaluates_what_is_in_memory(void **state)
         const mtp_parameter p = mtp_drafter_parameter(o.drafter, i);
         if (strcmp(p.name, "model.norm.weight") == 0)
             for (int64_t j = 0; j < p.shape[0]; j++)
-                p.value[j] = -p.value[j]; /* device memory of the CPU is host memory */
+                ((float *)p.value)[j] *= -1; /* device memory of the CPU is host memory */
     }
     assert_ok(mtp_evaluator_run(evaluator, &changed));
     assert_true(mtp_acceptance_length(&changed.positions, 3) < 0.1 * mtp_acceptance_length(&first.positions, 3));

@@ -93,7 +93,7 @@ static void loads_into(const char *run, const fixture *expected, int64_t step)
     for (int64_t rank = 0; rank < 3; rank++) {
         mtp__optimizer *part = open_part(&g, rank, 3);
         assert_ok(mtp__checkpoint_load_optimizer(m, g.drafter, part));
-        assert_int_equal(part->step, step);
+        assert_int_equal(step_of(part), step);
         for (int64_t i = 0, j = 0; i < part->num_tensors; i++) {
             const mtp__optim_tensor *t = &part->tensors[i];
             while (strcmp(expected->optimizer->tensors[j].name, t->name) != 0) j++;

@@ -2,8 +2,8 @@
  *
  * A drafter directory holds config.json (`gemma4_assistant` or `gemma4_unified_assistant`) and model.safetensors.
  * Loading accepts fp32, bf16 and f16 weights, the old geometry keys (global_head_dim, num_global_key_value_heads) and
- * per_layer_config, any number of layers in any order of types; the key set is exact. Weights live in fp32 (masters) in
- * the context's device memory; what is not trained is written back bit for bit. */
+ * per_layer_config, any number of layers in any order of types; the key set is exact. Master weights live in the
+ * context's device memory, in fp32 unless said otherwise; what is not trained is written back bit for bit. */
 #ifndef MTP_DRAFTER_H
 #define MTP_DRAFTER_H
 
@@ -64,8 +64,9 @@ typedef struct mtp_parameter {
     int64_t shape[2];
     mtp_dtype stored; /* dtype in the file it came from */
     bool trained;
-    float *value; /* fp32 master, device memory; an ordered head has the rows of model.embed_tokens.weight in the order
-                   * of token_ordering, so that the tokens of a centroid lie together */
+    mtp_dtype dtype; /* of the master weights: MTP_F32, or MTP_BF16 in a run with master_weights = "bf16" */
+    void *value;     /* master weights, device memory; an ordered head has the rows of model.embed_tokens.weight in the
+                      * order of token_ordering, so that the tokens of a centroid lie together */
 } mtp_parameter;
 
 MTP_API int64_t mtp_drafter_num_parameters(const mtp_drafter *drafter);

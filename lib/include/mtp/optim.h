@@ -2,6 +2,8 @@
 #ifndef MTP_OPTIM_H
 #define MTP_OPTIM_H
 
+#include <stdint.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -15,6 +17,7 @@ typedef struct mtp_adamw_config {
     double epsilon;       /* outside the root */
     double weight_decay;  /* decoupled; on tensors with two axes */
     double max_grad_norm; /* gradients are scaled by min(1, max_grad_norm / (norm + 1e-6)); 0: no clipping */
+    uint64_t seed;        /* of the rounding of bf16 master weights */
 } mtp_adamw_config;
 
 #ifdef __cplusplus
