@@ -59,7 +59,8 @@ static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, con
                                           .lse = saved->lse,
                                           .scratch = step->scratch};
     MTP_TRY(ops->attention_fwd(device, &attention));
-    MTP_TRY(mtp__step_linear_fwd(step, saved->o, mtp__param_factor(layer->o_proj), saved->attention_out, MTP_OVERWRITE));
+    MTP_TRY(
+        mtp__step_linear_fwd(step, saved->o, mtp__param_factor(layer->o_proj), saved->attention_out, MTP_OVERWRITE));
     return residual_norm(step, saved->x_in, saved->attention_out, layer->post_attention_norm, NULL, saved->x_mid,
                          saved->rstd_post_attention);
 }
