@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "device_peak.h"
 #include "floor.h"
+#include "model/embedding.h"
 #include "model/workspace.h"
 #include "op_timer.h"
 #include "options.h"
@@ -59,6 +60,7 @@ typedef struct bench {
     double peak;           /* GFLOP/s, 0: not known */
     uint64_t device_bytes; /* of the device's memory that are taken; 0 where that is the host's */
     op_timer_graphs graphs;
+    bool holds_embedding;
 } bench;
 
 static mtp_status parse(int argc, char **argv, settings *s)
@@ -123,6 +125,8 @@ static mtp_status setup(bench *b)
     MTP_TRY(synthetic_verifier(b->directory, &b->config, b->batch.token_ids, b->batch.seq, &b->verifier));
     MTP_TRY(synthetic_drafter(b->context, &b->config, &b->drafter));
     MTP_TRY(mtp_drafter_freeze(b->drafter, "*.layer_scalar"));
+    MTP_TRY(mtp__embedding_hold(b->drafter, b->verifier)); /* as a run does where it fits */
+    b->holds_embedding = true;
     if (body_only(b)) {
         MTP_TRY(mtp_drafter_freeze(b->drafter, "model.embed_tokens.weight"));
         if (b->config.ordered) MTP_TRY(mtp_drafter_freeze(b->drafter, "masked_embedding.*"));
@@ -337,6 +341,7 @@ static void cleanup(bench *b)
     mtp__step_free(b->step);
     mtp__optimizer_free(b->optimizer);
     mtp__rows_free(&b->rows);
+    if (b->holds_embedding) mtp__embedding_drop(b->drafter);
     mtp_drafter_free(b->drafter);
     mtp_verifier_close(b->verifier);
     synthetic_batch_free(&b->batch);
