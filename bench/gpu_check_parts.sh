@@ -18,6 +18,14 @@ find_nvcc()
     return 1
 }
 
+# What to compile for: the first device alone. CMake before 3.24 has no word for it.
+architecture()
+{
+    local capability
+    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1)
+    if [[ $capability =~ ^[0-9]+\.[0-9]$ ]]; then echo "${capability/./}-real"; else echo native; fi
+}
+
 machine_of()
 {
     local nvcc
@@ -56,7 +64,7 @@ devices()
 
 part_build()
 {
-    local backend=(-DMTP_CUDA=ON -DMTP_CUDA_ARCHITECTURES=native) nvcc generator=() chosen
+    local backend=(-DMTP_CUDA=ON "-DMTP_CUDA_ARCHITECTURES=$(architecture)") nvcc generator=() chosen
     if [ "$emulator" = 1 ]; then
         backend=(-DMTP_EMULATOR=ON ${MTP_CUDA_INCLUDE:+"-DMTP_CUDA_INCLUDE=$MTP_CUDA_INCLUDE"})
     elif nvcc=$(find_nvcc); then

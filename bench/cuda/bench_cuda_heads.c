@@ -101,7 +101,7 @@ static void select_centroids(heads *h, set *s)
 static void make_set(heads *h, set *s)
 {
     kernel_bench *b = &h->b;
-    s->x = kernel_floats(b, rows * hidden, 1, false);
+    s->x = kernel_floats(b, rows * hidden, 1, b->stored == MTP_BF16);
     s->e = kernel_floats(b, vocabulary * hidden, 2 / sqrtf((float)hidden), true);
     s->target = kernel_host((size_t)rows * sizeof(int32_t));
     for (int64_t r = 0; r < rows; r++) s->target[r] = (int32_t)below(b, vocabulary);
@@ -109,7 +109,7 @@ static void make_set(heads *h, set *s)
     float *scale = kernel_floats(b, rows, 0, false);
     for (int64_t r = 0; r < rows; r++) scale[r] = 1 / (float)rows;
     s->args = (mtp_head_args){
-        .x = matrix(b, s->x, rows, hidden),
+        .x = mtp_view_2d(kernel_upload_as(b, s->x, rows * hidden, b->stored), b->stored, rows, hidden),
         .e = mtp_view_2d(kernel_upload_bf16(b, s->e, vocabulary * hidden), MTP_BF16, vocabulary, hidden),
         .target = ints(b, s->target, rows),
         .scale = mtp_view_1d(kernel_upload(b, scale, (size_t)rows * sizeof *scale), MTP_F32, rows),
