@@ -49,7 +49,10 @@ parts = json.load(open(sys.argv[1], encoding="utf-8"))["parts"]
 assert [part["part"] for part in parts] == ["build", "test", "sanitize", "bench"], parts
 assert all(part["checks"] for part in parts), "a part without checks"
 assert all(result["seconds"] > 0 for check in parts[3]["checks"] for result in check["results"])
-assert sum(len(check["results"]) for check in parts[3]["checks"]) >= 8, "results of benchmarks are missing"
+results = [result for check in parts[3]["checks"] for result in check["results"]]
+assert len(results) >= 9 and results[-1]["graph_nodes"] > 0, "results of benchmarks are missing"
+report = open(sys.argv[1].replace(".json", ".md"), encoding="utf-8").read()
+assert "| e2b, masked | 6 | 3 |" in report and "| linear_dw | 70 rows, 48 to 40 |" in report, "tables are missing"
 PYTHON
 }
 

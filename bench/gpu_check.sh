@@ -157,7 +157,7 @@ step_table()
         { printf "| %s, %s | %s | %s | %s | %.2f | %.0f | %.0f | %s | %.0f | %s | %s | %.2f | %.2f |\n", field("size"), field("head"),
             field("rows"), field("num_speculative_steps"), field("document"), 1e3 * field("median_seconds"),
             field("positions_per_second"), field("draft_rows_per_second"),
-            field("peak_gflops") > 0 ? field("percent_of_floor") : "-", field("peak_gflops") / 1e3, field("op_calls"),
+            (field("peak_gflops") + 0 > 0 ? field("percent_of_floor") : "-"), field("peak_gflops") / 1e3, field("op_calls"),
             field("graph_nodes"), field("device_bytes") / 1e9, field("peak_rss_bytes") / 1e9 }' <<<"$lines"
 }
 

@@ -162,6 +162,7 @@ small()
     done <<'CASES'
 norm small --rows 72 --width 256
 rows small --rows 70 --width 512 --head 256
+optimizer small --values 5000
 gemm small --rows 130 --in 256 --out 128
 attention 256 --tokens 300 --document 150 --window 100
 attention 512 --tokens 150 --document 150 --window 0 --width 512 --heads 8
@@ -220,6 +221,8 @@ part_bench()
     check "norms, hidden 1024" 60 bench norm --rows 24576 --width 1024
     check "GeGLU and RoPE, width 2048" 60 bench rows --rows 24576 --width 2048
     check "GeGLU and RoPE, width 8192" 60 bench rows --rows 24576 --width 8192
+    check "optimizer, E2B" 60 bench optimizer --values 77730000
+    check "optimizer, 26B" 60 bench optimizer --values 419700000 --sets 1
 }
 
 # Steps of 8192 positions, 3 draft steps.
@@ -246,10 +249,11 @@ bench_emulated()
     check memory 100 "$build/bench/bench_cuda_memory" --kib 80 --passes 3 --sets 2 --repeats 1
     check products 100 bench gemm "${tiny[@]}" --rows 70 --in 48 --out 40
     check norms 100 bench norm "${tiny[@]}" --rows 12 --width 160
+    check "step E2B" 200 "$build/bench/bench_step" --device cuda --bf16 --json --rows 8 --document 5 --vocab-size 4096 --repeat 1
     [ "$few" = 0 ] || return
     check attention 100 bench attention "${tiny[@]}" --tokens 40 --document 40 --window 20
     check "loss of the centroid head" 100 bench heads "${tiny[@]}" --rows 70 --hidden 48 --vocabulary 512 --centroids 16 --selected 3
     check "loss of the flat head" 100 bench heads "${tiny[@]}" --mode 0 --rows 70 --hidden 48 --vocabulary 512 --centroids 16
     check "GeGLU and RoPE" 100 bench rows "${tiny[@]}" --rows 7 --width 64 --head 32
-    check "step E2B" 200 "$build/bench/bench_step" --device cuda --bf16 --json --rows 8 --document 5 --vocab-size 4096 --repeat 1
+    check optimizer 100 bench optimizer "${tiny[@]}" --values 1100
 }
