@@ -34,7 +34,7 @@ void need(cudaError_t code, const char *what)
 
 /* Every thread's sum of the words that it read; sums[i] of thread i of the grid. Two vectors are under way at a time,
  * and in every pass a block reads what another one read before. */
-__global__ void read_words(const uint4 *words, long long count, int passes, uint32_t *sums)
+__global__ void __launch_bounds__(BLOCK) read_words(const uint4 *words, long long count, int passes, uint32_t *sums)
 {
     const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
     uint32_t sum = 0;

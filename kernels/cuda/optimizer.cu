@@ -208,8 +208,8 @@ namespace
 {
 
 /* One warp. */
-__global__ void clip_kernel(double *control, const double *watch, int64_t n, double lr, double max_norm, double beta1,
-                            double beta2, bool skip)
+__global__ void __launch_bounds__(WARP) clip_kernel(double *control, const double *watch, int64_t n, double lr,
+                                                    double max_norm, double beta1, double beta2, bool skip)
 {
     const double norm = sqrt(control[MTP_CONTROL_SUM]);
     bool good = isfinite(norm) && !skip;
