@@ -3,7 +3,8 @@
  *   RUN/run.json                                   what makes a directory a run
  *   RUN/checkpoints/step-00000400/manifest.json    this file's subject
  *   RUN/checkpoints/step-00000400/shard-00000-of-00002.safetensors
- *                                                  one of each rank: F32 masters "param.<name>" of every parameter,
+ *                                                  one of each rank: masters "param.<name>" of every parameter, F32,
+ *                                                  or BF16 of the matrices of a run with master_weights = "bf16",
  *                                                  "exp_avg.<name>" and "exp_avg_sq.<name>" of the trained ones
  *   RUN/checkpoints/best                           a link to the best one by accepted length, with keep_best
  *
@@ -95,9 +96,9 @@ mtp_status mtp__checkpoint_open(const char *directory, bool verify, mtp__manifes
  * that is damaged is refused, and the message names the newest good one beside it. */
 mtp_status mtp__checkpoint_find(const char *path, const mtp_logger *logger, mtp__manifest **manifest);
 
-/* Overwrite the drafter's master weights. The names and shapes must be exactly the drafter's: MTP_E_DATA lists what is
- * missing, unknown or of another shape. MTP_E_DATA also when the drafter computes something else with them than it did
- * then: another config.json or token_ordering. */
+/* Overwrite the drafter's master weights, which may be F32 where the checkpoint has BF16. The names and shapes must be
+ * exactly the drafter's: MTP_E_DATA lists what is missing, unknown or of another shape. MTP_E_DATA also when the
+ * drafter computes something else with them than it did then: another config.json or token_ordering. */
 mtp_status mtp__checkpoint_load_weights(const mtp__manifest *manifest, mtp_drafter *drafter);
 /* Overwrite moments and step of an optimizer of the drafter's trained parameters, or of parts of them. The moments must
  * be exactly those of the trained parameters: MTP_E_DATA as above. */
@@ -109,13 +110,13 @@ mtp_status mtp__checkpoint_load_optimizer(const mtp__manifest *manifest, const m
 /* What one rank writes: device memory under names of the format. */
 typedef struct mtp__piece {
     char *key;     /* "exp_avg.<name>" or "exp_avg.<name>[first:end]" */
-    mtp_view view; /* F32 */
+    mtp_view view; /* F32, or BF16 of a master weight that is */
 } mtp__piece;
 typedef struct mtp__pieces {
     mtp_context *context;
     mtp__piece *items; /* [count] */
     int64_t count, capacity;
-    int64_t num_values; /* of all pieces */
+    size_t num_bytes; /* of all pieces */
 } mtp__pieces;
 
 /* Who writes what. */
@@ -137,7 +138,7 @@ mtp_status mtp__checkpoint_staging(const char *run_directory, int64_t step, char
 /* Write and sync this rank's shard into the staging directory, which is made when missing. `values` is a copy of all
  * pieces one behind the other, in host memory; NULL: read the device. Says what the manifest needs of it. */
 mtp_status mtp__shard_write(const char *run_directory, int64_t step, const mtp__share *share, const mtp__pieces *pieces,
-                            const float *values, uint64_t *bytes, uint32_t *crc32c);
+                            const void *values, uint64_t *bytes, uint32_t *crc32c);
 /* Make a checkpoint of the staging directory: check that every shard of manifest->shards is there in full size, write
  * the manifest, give the directory its name. An existing directory of that step is replaced. */
 mtp_status mtp__checkpoint_publish(const char *run_directory, const mtp__manifest *manifest);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/real.h"
 #include "base/text.h"
 #include "model/slots.h"
 #include "mtp/safetensors.h"
@@ -129,9 +130,10 @@ static bool same_shape(const mtp_safetensors_entry *entry, const mtp_view *view)
 }
 
 /* Does a part have the form that its range says. */
-static bool well_formed(const part *p, const mtp_view *whole)
+static bool well_formed(const part *p, const mtp_view *whole, bool may_be_bf16)
 {
-    if (p->entry->dtype != MTP_F32) return false;
+    /* 16 bits become 32 without a loss; a run whose master weights change their type is a new one */
+    if (p->entry->dtype != MTP_F32 && (!may_be_bf16 || p->entry->dtype != MTP_BF16)) return false;
     if (p->whole) return same_shape(p->entry, whole);
     return p->entry->rank == 1 && p->first < p->end && p->end <= mtp_view_count(*whole) &&
            p->entry->count == p->end - p->first;
@@ -156,7 +158,7 @@ static void look_up(const shard_set *set, target *t)
     int64_t covered = 0;
     bool fits = true;
     for (; low < set->count && compare_keys(&set->parts[low], name, key.length) == 0; low++, t->count++) {
-        fits = fits && well_formed(&set->parts[low], t->whole) && set->parts[low].first == covered;
+        fits = fits && well_formed(&set->parts[low], t->whole, t->is_weight) && set->parts[low].first == covered;
         covered = set->parts[low].end;
     }
     if (t->count == 0)
@@ -206,8 +208,8 @@ static mtp_status read_parts(void *user, int64_t first, int64_t count, float *va
     }
     for (const part *p = &t->parts[low]; count > 0; p++) {
         const int64_t n = p->end - first < count ? p->end - first : count;
-        memcpy(values, (const char *)p->entry->data + (size_t)(first - p->first) * sizeof(float),
-               (size_t)n * sizeof(float));
+        const size_t at = (size_t)(first - p->first) * mtp_dtype_size(p->entry->dtype);
+        mtp__real_to_f32(values, (const char *)p->entry->data + at, p->entry->dtype, n);
         values += n;
         first += n;
         count -= n;

@@ -66,12 +66,12 @@ static mtp_status add(mtp__pieces *p, const char *key, const mtp_view *view)
     p->items[p->count] = (mtp__piece){.key = strdup(key), .view = *view};
     if (!p->items[p->count].key) return no_memory();
     p->count++;
-    p->num_values += mtp_view_count(*view);
+    p->num_bytes += (size_t)mtp_view_count(*view) * mtp_dtype_size(view->dtype);
     return MTP_OK;
 }
 
 /* Values [first, end) of a tensor of `total` values; `data` is that of value `first`. */
-static mtp_status add_range(mtp__pieces *p, const char *prefix, const char *name, const mtp_view *whole, float *data,
+static mtp_status add_range(mtp__pieces *p, const char *prefix, const char *name, const mtp_view *whole, void *data,
                             int64_t first, int64_t end, int64_t total)
 {
     mtp__text key = {0};
@@ -79,7 +79,7 @@ static mtp_status add_range(mtp__pieces *p, const char *prefix, const char *name
     if (end - first < total) mtp__text_add(&key, "[%lld:%lld]", (long long)first, (long long)end);
     mtp_status status = mtp__text_check(&key);
     const int64_t length = end - first;
-    mtp_view view = end - first < total ? mtp_view_nd(data, MTP_F32, 1, &length) : *whole;
+    mtp_view view = end - first < total ? mtp_view_nd(data, whole->dtype, 1, &length) : *whole;
     view.data = data;
     if (status == MTP_OK) status = add(p, key.data, &view);
     mtp__text_free(&key);
@@ -108,7 +108,8 @@ static mtp_status pass(cutter *c, mtp__pieces *p, const char *prefix, const char
     const int64_t first = c->begin > at ? c->begin - at : 0, end = c->end - at < total ? c->end - at : total;
     c->at += total;
     if (first >= end) return MTP_OK;
-    return add_range(p, prefix, name, view, (float *)view->data + first, first, end, total);
+    char *data = (char *)view->data + (size_t)first * mtp_dtype_size(view->dtype);
+    return add_range(p, prefix, name, view, data, first, end, total);
 }
 
 static const mtp__param *param_of(const mtp_drafter *drafter, const char *name)
@@ -174,7 +175,8 @@ uint64_t mtp__checkpoint_bytes(const mtp_drafter *drafter)
     uint64_t bytes = 65536;
     for (int64_t i = 0; i < drafter->num_params; i++) {
         const mtp__param *param = &drafter->params[i];
-        bytes += (uint64_t)param->count * sizeof(float) * (param->trained ? 3 : 1);
+        bytes += (uint64_t)param->count * mtp_dtype_size(param->dtype);
+        if (param->trained) bytes += (uint64_t)param->count * 2 * sizeof(float);
     }
     return bytes;
 }

@@ -57,19 +57,22 @@ static mtp_status download(void *user, size_t offset, void *buffer, size_t size)
     return tensor->context->ops->download(tensor->context->device, buffer, tensor->memory + offset, size);
 }
 
-static mtp_status write_tensors(const char *path, const mtp__pieces *pieces, const float *values)
+static mtp_status write_tensors(const char *path, const mtp__pieces *pieces, const void *values)
 {
     const size_t count = (size_t)pieces->count;
     mtp_safetensors_source *sources = calloc(count + 1, sizeof *sources);
     device_tensor *tensors = calloc(count + 1, sizeof *tensors);
     mtp_status status = sources && tensors ? MTP_OK : no_memory();
-    const float *next = values;
+    const char *next = values;
     for (size_t i = 0; status == MTP_OK && i < count; i++) {
         const mtp__piece *piece = &pieces->items[i];
         tensors[i] = (device_tensor){pieces->context, piece->view.data};
-        sources[i] = (mtp_safetensors_source){
-            .name = piece->key, .dtype = MTP_F32, .rank = piece->view.rank, .shape = piece->view.shape, .data = next};
-        if (next) next += mtp_view_count(piece->view);
+        sources[i] = (mtp_safetensors_source){.name = piece->key,
+                                              .dtype = piece->view.dtype,
+                                              .rank = piece->view.rank,
+                                              .shape = piece->view.shape,
+                                              .data = next};
+        if (next) next += (size_t)mtp_view_count(piece->view) * mtp_dtype_size(piece->view.dtype);
         if (next) continue;
         sources[i].fill = download;
         sources[i].user = &tensors[i];
@@ -110,7 +113,7 @@ static mtp_status describe(const char *path, uint64_t *bytes, uint32_t *crc32c)
 }
 
 mtp_status mtp__shard_write(const char *run_directory, int64_t step, const mtp__share *share, const mtp__pieces *pieces,
-                            const float *values, uint64_t *bytes, uint32_t *crc32c)
+                            const void *values, uint64_t *bytes, uint32_t *crc32c)
 {
     char name[MTP__SHARD_NAME], *directory = NULL, *path = NULL;
     mtp__shard_name(share->rank, share->world_size, name);

@@ -478,7 +478,13 @@ mtp_adamw_config mtp__config_adamw(const mtp_train_config *c)
                               .beta2 = c->adam_beta2,
                               .epsilon = c->adam_epsilon,
                               .weight_decay = c->weight_decay,
-                              .max_grad_norm = c->max_grad_norm};
+                              .max_grad_norm = c->max_grad_norm,
+                              .seed = (uint64_t)c->seed};
+}
+
+mtp_dtype mtp__config_masters(const mtp_train_config *c)
+{
+    return c->master_weights == MTP_PRECISION_BF16 ? MTP_BF16 : MTP_F32;
 }
 
 mtp_context_options mtp__config_context(const mtp_train_config *c, const mtp_logger *logger)

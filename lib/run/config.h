@@ -77,6 +77,7 @@ static inline bool mtp__config_evaluates(const mtp_train_config *config)
 /* The parts of a configuration as other modules take them. */
 mtp_step_config mtp__config_step(const mtp_train_config *config);
 mtp_adamw_config mtp__config_adamw(const mtp_train_config *config);
+mtp_dtype mtp__config_masters(const mtp_train_config *config); /* of matrices */
 mtp_context_options mtp__config_context(const mtp_train_config *config, const mtp_logger *logger);
 
 #endif

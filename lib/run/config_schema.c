@@ -117,6 +117,10 @@ static const mtp__field fields[] = {
      .help = "Parameters without weight decay, as shell patterns. A pattern that matches nothing is an error."},
     {KEY("optimizer", max_grad_norm, REAL), .value = "1.0", RANGE(0, 1e9), SAME,
      .help = "Gradients whose global norm is larger are scaled down to it; 0: never."},
+    {KEY("optimizer", master_weights, CHOICE), .value = "\"fp32\"", .choices = precisions, SAME,
+     .help = "What AdamW updates: \"fp32\", or \"bf16\": matrices are kept in bf16 alone and rounded stochastically, with "
+             "random numbers that are a function of seed, step and place. Two bytes a value, where fp32 takes four, and six "
+             "with the bf16 copy that precision = \"bf16\" keeps for products. Norms, scalars and moments are fp32 in both."},
 
     {KEY("train", max_steps, INT), .value = "0", .example = "2000", RANGE(0, LARGE), SCHEDULE,
      .help = "Optimizer updates of the whole run. Exactly one of max_steps and num_train_epochs is given (the other is "
@@ -160,8 +164,8 @@ static const mtp__field fields[] = {
      .help = "What computes: \"cpu\"; \"cuda\": the GPU of the local rank (LOCAL_RANK under a launcher, else the first); "
              "\"cuda:1\": that GPU. `mtp devices` lists them."},
     {KEY("device", precision, CHOICE), .value = "\"fp32\"", .choices = precisions, SAME,
-     .help = "Factors of matrix products: \"fp32\", or \"bf16\" (GPUs only). Sums, softmax, norms, losses, master weights "
-             "and moments are fp32 in both."},
+     .help = "Factors of matrix products: \"fp32\", or \"bf16\" (GPUs only). Sums, softmax, norms, losses and moments are "
+             "fp32 in both; master_weights is a setting of its own."},
     {KEY("device", num_threads, INT), .value = "0", RANGE(0, 1024), FREE,
      .help = "Threads of the computation; 0: the cores this process may use. No result depends on it."},
     {KEY("device", isa, STRING), .value = "\"\"", FREE,

@@ -138,8 +138,8 @@ static mtp_status plan_memory(mtp_evaluator *evaluator, const mtp_verifier *veri
     const int steps = evaluator->options.acceptance_only ? 1 : 2;
     MTP_TRY(mtp__plan_new(drafter->context, remedy, &evaluator->plan));
     uint64_t staging; /* host memory is not what is asked here */
-    MTP_TRY(
-        mtp__plan_evaluation(evaluator->plan, &drafter->config, drafter->context, &evaluator->loss, steps, &staging));
+    MTP_TRY(mtp__plan_evaluation(evaluator->plan, &drafter->config, drafter->context, drafter->masters,
+                                 &evaluator->loss, steps, &staging));
     MTP_TRY(mtp__plan_kv(evaluator->plan, known.config, most_tokens, steps));
     MTP_TRY(mtp__plan_embedding(evaluator->plan, drafter->context, evaluator->options.embedding_on_device, &known));
     return mtp__plan_check(evaluator->plan);

@@ -102,8 +102,12 @@ static mtp_status plan_parameters(const mtp_train_config *c, const mtp_drafter_c
     free(specs);
     MTP_TRY(status);
     const uint64_t V = drafter->ordered ? (uint64_t)drafter->vocab_size : 0;
-    MTP_TRY(add_device(plan, "parameters", 4 * (uint64_t)plan->num_parameters, "fp32 masters"));
-    if (mtp__has_shadows(context, MTP_F32))
+    const mtp_dtype masters = mtp__config_masters(c);
+    const uint64_t vectors = (uint64_t)plan->num_parameters - matrices;
+    const uint64_t values = mtp_dtype_size(masters) * matrices + 4 * vectors;
+    MTP_TRY(add_device(plan, "parameters", values,
+                       masters == MTP_BF16 ? "bf16 masters of the matrices (master_weights)" : "fp32 masters"));
+    if (mtp__has_shadows(context, masters))
         MTP_TRY(add_device(plan, "bf16 parameters", 2 * matrices, "matrices as products take them"));
     MTP_TRY(add_device(plan, "token ordering", 8 * V, "two maps of the vocabulary"));
     MTP_TRY(add_host(plan, "token ordering as stored", 8 * V, ""));
@@ -112,11 +116,10 @@ static mtp_status plan_parameters(const mtp_train_config *c, const mtp_drafter_c
                        c->zero_stage > 0 && world_size > 1
                            ? "AdamW, two a trained parameter of a rank's share (zero_stage 1)"
                            : "AdamW, two a trained parameter"));
-    plan->checkpoint_bytes = 4 * (uint64_t)plan->num_parameters + 8 * (uint64_t)plan->num_trained;
+    plan->checkpoint_bytes = values + 8 * (uint64_t)plan->num_trained;
     plan->export_bytes = 2 * (uint64_t)plan->num_parameters + 8 * V;
     MTP_TRY(add_device(plan, "optimizer scratch", extra, ""));
-    return add_host(plan, "checkpoint copy",
-                    mtp__saver_bytes((uint64_t)plan->num_parameters, (uint64_t)plan->num_trained, world_size),
+    return add_host(plan, "checkpoint copy", mtp__saver_bytes(plan->checkpoint_bytes, world_size),
                     "what a checkpoint is written from beside the training");
 }
 
@@ -183,7 +186,7 @@ static mtp_status plan_training(const mtp_train_config *c, const mtp_drafter_con
 {
     mtp__arena arena;
     const mtp_step_config step = mtp__config_step(c);
-    MTP_TRY(mtp__step_plan(drafter, context, MTP_F32, &step, MTP__STEP_TRAIN, &arena));
+    MTP_TRY(mtp__step_plan(drafter, context, mtp__config_masters(c), &step, MTP__STEP_TRAIN, &arena));
     for (int32_t i = 0; i < arena.num_labels; i++)
         MTP_TRY(add_device(plan, arena.labels[i].label, arena.labels[i].bytes, "training step"));
     return add_host(plan, "staging", staging_bytes(plan, &arena), "pinned; rows on their way to the device");
@@ -195,7 +198,7 @@ static mtp_status plan_evaluation(const mtp_train_config *c, const mtp_drafter_c
     if (!mtp__config_evaluates(c)) return MTP_OK;
     const mtp_step_config training = mtp__config_step(c);
     uint64_t staging = 0;
-    MTP_TRY(mtp__plan_evaluation(plan, drafter, context, &training, EVAL_STEPS, &staging));
+    MTP_TRY(mtp__plan_evaluation(plan, drafter, context, mtp__config_masters(c), &training, EVAL_STEPS, &staging));
     MTP_TRY(mtp__plan_kv(plan, verifier, EVAL_TOKENS, EVAL_STEPS));
     return add_host(
         plan, "evaluation batch",
@@ -203,7 +206,7 @@ static mtp_status plan_evaluation(const mtp_train_config *c, const mtp_drafter_c
 }
 
 mtp_status mtp__plan_evaluation(mtp_plan *plan, const mtp_drafter_config *drafter, const mtp_context *context,
-                                const mtp_step_config *config, int steps, uint64_t *staging)
+                                mtp_dtype masters, const mtp_step_config *config, int steps, uint64_t *staging)
 {
     uint64_t bytes = 0;
     *staging = 0;
@@ -211,7 +214,7 @@ mtp_status mtp__plan_evaluation(mtp_plan *plan, const mtp_drafter_config *drafte
         mtp__arena arena;
         mtp_step_config step = *config;
         step.feeding = i == 0 ? MTP_FEED_SELF : MTP_FEED_TEACHER;
-        MTP_TRY(mtp__step_plan(drafter, context, MTP_F32, &step, MTP__STEP_EVALUATE, &arena));
+        MTP_TRY(mtp__step_plan(drafter, context, masters, &step, MTP__STEP_EVALUATE, &arena));
         bytes += arena.used;
         *staging += staging_bytes(plan, &arena);
     }

@@ -22,7 +22,7 @@ mtp_status mtp__plan_add(mtp_plan *plan, mtp__plan_place place, const char *what
 /* Steps of an evaluation on the device: the one that drafts, and with `steps` 2 the one for the loss. `staging`: bytes
  * of pinned memory that they take, which is not added. */
 mtp_status mtp__plan_evaluation(mtp_plan *plan, const mtp_drafter_config *drafter, const mtp_context *context,
-                                const mtp_step_config *config, int steps, uint64_t *staging);
+                                mtp_dtype masters, const mtp_step_config *config, int steps, uint64_t *staging);
 /* K/V and hidden states of a batch of `tokens` tokens on the device: of the training step (0), or of so many steps that
  * evaluate. */
 mtp_status mtp__plan_kv(mtp_plan *plan, const mtp_verifier_config *verifier, int64_t tokens, int64_t evaluations);

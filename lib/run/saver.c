@@ -17,7 +17,7 @@ struct mtp__saver {
     mtp__share share;
     uint64_t computation;
     mtp__pieces pieces;
-    float *values; /* the copy, piece behind piece */
+    char *values; /* the copy, piece behind piece */
     mtp__text warning;
     bool busy; /* a save is under way */
     bool has_thread;
@@ -107,10 +107,10 @@ static void *run(void *argument)
 
 /* ---- opening and closing -------------------------------------------------------------------------------------- */
 
-uint64_t mtp__saver_bytes(uint64_t num_parameters, uint64_t num_trained, int64_t world_size)
+uint64_t mtp__saver_bytes(uint64_t checkpoint_bytes, int64_t world_size)
 {
     const uint64_t ranks = (uint64_t)world_size;
-    return (4 * num_parameters + 8 * num_trained + ranks - 1) / ranks;
+    return (checkpoint_bytes + ranks - 1) / ranks;
 }
 
 static void init_sync(mtp__saver *s)
@@ -145,8 +145,8 @@ static mtp_status prepare(const mtp__saver_options *options, mtp__saver *s)
     s->run_directory = strdup(options->run_directory);
     if (!s->run_directory) return MTP_FAIL(MTP_E_MEMORY, "out of memory for a path");
     MTP_TRY(mtp__pieces_collect(options->drafter, options->optimizer, &s->share, &s->pieces));
-    const size_t size = (size_t)s->pieces.num_values * sizeof(float);
-    s->values = mtp__pages_alloc(size + sizeof(float));
+    const size_t size = s->pieces.num_bytes;
+    s->values = mtp__pages_alloc(size + 1);
     if (!s->values)
         return MTP_FAIL(MTP_E_MEMORY, "out of memory for the copy that checkpoints are written from (%.1f MiB)",
                         (double)size / (1 << 20));
@@ -207,13 +207,13 @@ void mtp__saver_free(mtp__saver *s)
 static mtp_status copy(mtp__saver *s)
 {
     mtp_context *context = s->pieces.context;
-    float *next = s->values;
+    char *next = s->values;
     for (int64_t i = 0; i < s->pieces.count; i++) {
         const mtp_view *view = &s->pieces.items[i].view;
-        const int64_t count = mtp_view_count(*view);
-        MTP_TRY_AT(context->ops->download(context->device, next, view->data, (size_t)count * sizeof(float)),
-                   "copy of %s for a checkpoint", s->pieces.items[i].key);
-        next += count;
+        const size_t bytes = (size_t)mtp_view_count(*view) * mtp_dtype_size(view->dtype);
+        MTP_TRY_AT(context->ops->download(context->device, next, view->data, bytes), "copy of %s for a checkpoint",
+                   s->pieces.items[i].key);
+        next += bytes;
     }
     return MTP_OK;
 }

@@ -46,8 +46,8 @@ typedef struct mtp__saver_options {
 mtp_status mtp__saver_create(const mtp__saver_options *options, mtp__saver **saver);
 /* Waits for what the thread is writing, and leaves it unpublished unless it was being published. Accepts NULL. */
 void mtp__saver_free(mtp__saver *saver);
-/* Host memory of the copy on a rank, of a world of ranks that share the work. */
-uint64_t mtp__saver_bytes(uint64_t num_parameters, uint64_t num_trained, int64_t world_size);
+/* Host memory of the copy on a rank, of a world of ranks that share the work: of all values of a checkpoint. */
+uint64_t mtp__saver_bytes(uint64_t checkpoint_bytes, int64_t world_size);
 
 typedef struct mtp__save {
     int64_t step;

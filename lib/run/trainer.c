@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "model/embedding.h"
+#include "model/weights.h"
 #include "run/config.h"
 #include "run/evaluate.h"
 #include "run/plan.h"
@@ -58,7 +59,7 @@ static mtp_status open_model(mtp__trainer *t)
     MTP_TRY(mtp_context_create(&options, &t->context));
     MTP_TRY(mtp_verifier_open(c->verifier, *c->embedding_from ? c->embedding_from : NULL, &t->verifier));
     MTP_TRY(plan_memory(t));
-    MTP_TRY(mtp_drafter_load(t->context, c->drafter, &t->drafter));
+    MTP_TRY(mtp__drafter_load(t->context, c->drafter, mtp__config_masters(c), &t->drafter));
     MTP_TRY_AT(mtp_verifier_check_drafter(t->verifier, mtp_drafter_get_config(t->drafter)), "drafter %s", c->drafter);
     if (t->plan && t->plan->embedding_on_device) {
         MTP_TRY(mtp__embedding_hold(t->drafter, t->verifier));

@@ -50,6 +50,16 @@ static void sharded_moments_change_no_bit(void **state)
     }
 }
 
+/* Rounded stochastically, by numbers that belong to places and not to ranks. */
+static void sharded_bf16_weights_are_the_same_bits(void **state)
+{
+    (void)state;
+    dist_needs_gloo();
+    const char *whole = dist_train_with(2, dist_max_steps(3), dist_budget(6), "master_weights=bf16");
+    assert_same_bits(whole,
+                     dist_train_with(2, dist_max_steps(3), dist_budget(6), "master_weights=bf16", "zero_stage=1"));
+}
+
 static void an_evaluation_is_the_same_for_any_number_of_ranks(void **state)
 {
     (void)state;
@@ -128,6 +138,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_number_of_ranks_gives_the_same_bits),
         cmocka_unit_test(sharded_moments_change_no_bit),
+        cmocka_unit_test(sharded_bf16_weights_are_the_same_bits),
         cmocka_unit_test(an_evaluation_is_the_same_for_any_number_of_ranks),
         cmocka_unit_test(a_run_goes_on_at_another_number_of_ranks),
         cmocka_unit_test(a_run_of_epochs_goes_on_at_another_number_of_ranks),

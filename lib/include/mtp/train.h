@@ -82,6 +82,7 @@ typedef struct mtp_train_config {
     double weight_decay;
     mtp_strings no_decay;
     double max_grad_norm;
+    int32_t master_weights; /* mtp_precision */
     /* [train] */
     int64_t max_steps;
     int64_t num_train_epochs;
