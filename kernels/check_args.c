@@ -30,23 +30,17 @@ mtp_status mtp__check_axpy(const char *op, const mtp_axpy_args *a)
 
 /* ---- linear layers ----------------------------------------------------------------------------------------------- */
 
-/* An output that is stored, or F32 when it is added to. */
-static int output_as(const mtp_view *view, mtp_write write, mtp_dtype stored)
-{
-    return write == MTP_ACCUMULATE ? (int)MTP_F32 : mtp__stored_as(view, stored);
-}
-
 mtp_status mtp__check_linear_fwd(const char *op, const mtp_linear_args *a, mtp_dtype stored)
 {
     MTP__CHECK(op, x, MTP__REAL, -1, -1);
     MTP__CHECK(op, w, MTP__REAL, -1, a->x.shape[1]);
-    MTP__CHECK(op, y, output_as(&a->y, a->write, stored), a->x.shape[0], a->w.shape[0]);
+    MTP__CHECK(op, y, mtp__stored_as(&a->y, stored), a->x.shape[0], a->w.shape[0]);
     return MTP_OK;
 }
 
 mtp_status mtp__check_linear_dx(const char *op, const mtp_linear_args *a, mtp_dtype stored)
 {
-    MTP__CHECK(op, x, output_as(&a->x, a->write, stored), -1, -1);
+    MTP__CHECK(op, x, mtp__stored_as(&a->x, stored), -1, -1);
     MTP__CHECK(op, w, MTP__REAL, -1, a->x.shape[1]);
     MTP__CHECK(op, y, mtp__stored_as(&a->y, stored), a->x.shape[0], a->w.shape[0]);
     return MTP_OK;
@@ -105,7 +99,8 @@ mtp_status mtp__check_rmsnorm_bwd(const char *op, const mtp_rmsnorm_args *a, mtp
     MTP__CHECK_OPTIONAL(op, w, MTP__REAL, width);
     MTP__CHECK(op, rstd, MTP_F32, rows);
     MTP__CHECK(op, dy, mtp__stored_as(&a->dy, stored), rows, width);
-    MTP__CHECK_OPTIONAL(op, dx, a->cos.data ? (int)a->dy.dtype : output_as(&a->dx, a->dx_write, stored), rows, width);
+    const int dx_dtype = a->dx_write == MTP_ACCUMULATE ? (int)MTP_F32 : mtp__stored_as(&a->dx, stored);
+    MTP__CHECK_OPTIONAL(op, dx, a->cos.data ? (int)a->dy.dtype : dx_dtype, rows, width);
     MTP__CHECK_OPTIONAL(op, dw, MTP_F32, width);
     if (a->cos.data) MTP_TRY(check_norm_rope(op, a, a->dy.dtype));
     if (a->dx.data && a->dx_write == MTP_ACCUMULATE) {

@@ -78,12 +78,12 @@ typedef struct mtp_axpy_args {
 
 /* ---- linear layers ------------------------------------------------------------------------------------------- */
 
-/* fwd: y[R, N]  (+)= x[R, M] w[N, M]^T      x, w real, y stored (F32 when accumulated)
- * dx:  dx[R, M] (+)= dy[R, N] w[N, M]       w real, dy stored, dx stored (F32 when accumulated)
+/* fwd: y[R, N]  (+)= x[R, M] w[N, M]^T      x, w real, y stored
+ * dx:  dx[R, M] (+)= dy[R, N] w[N, M]       w real, dy and dx stored
  * dw:  dw[N, M] (+)= dy[R, N]^T x[R, M]     x real, dy stored, dw F32
- * Every stored view may have either dtype by itself. w may be a column block of a wider matrix (mtp_view_cols): that is
- * how the pre-projection takes [embedding ; state] without a concatenation. The three views of one layer keep their
- * roles in all three ops. */
+ * Every stored view may have either dtype by itself; a BF16 one that is added to is rounded again. w may be a column
+ * block of a wider matrix (mtp_view_cols): that is how the pre-projection takes [embedding ; state] without a
+ * concatenation. The three views of one layer keep their roles in all three ops. */
 typedef struct mtp_linear_args {
     mtp_view x; /* fwd: input; dx: output; dw: input */
     mtp_view w; /* fwd, dx: input; dw: output */

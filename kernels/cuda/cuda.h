@@ -165,7 +165,7 @@ inline cudaError_t allow_shared(Kernel kernel, size_t bytes)
 } // namespace mtp
 
 /* C[m, n] = beta C + op(A) op(B), row-major, by cuBLASLt: op(A) is [m, k], op(B) [k, n]; A and B have one dtype (F32 or
- * BF16), C is F32, or BF16 like A and B and overwritten; ld are elements between rows. beta is 0 or 1. The workspace
+ * BF16), C is F32, or BF16 like A and B; ld are elements between rows. beta is 0 or 1. The workspace
  * needs mtp__cuda_gemm_workspace() bytes. `batch` products with strides in elements (1 and 0 for one). */
 typedef struct mtp__gemm {
     bool trans_a, trans_b;

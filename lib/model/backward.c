@@ -36,9 +36,15 @@ static mtp_status rmsnorm_bwd(mtp__step *step, mtp_view x, const mtp__param *w, 
     return step->context->ops->rmsnorm_bwd(step->context->device, &args);
 }
 
+/* The norm that read the result y of a post-norm, and the gradient that came to it. */
+typedef struct next_norm {
+    const mtp__param *w; /* NULL: it has been passed already */
+    mtp_view y, rstd, dy;
+} next_norm;
+
 /* In place: dy becomes the gradient of the residual, the branch's output x its own. */
 static mtp_status residual_norm_bwd(mtp__step *step, mtp_view residual, mtp_view x, const mtp__param *w,
-                                    const mtp__param *scalar, mtp_view rstd, mtp_view dy)
+                                    const mtp__param *scalar, mtp_view rstd, mtp_view dy, next_norm next)
 {
     const mtp_residual_norm_args args = {.residual = residual,
                                          .x = x,
@@ -46,6 +52,11 @@ static mtp_status residual_norm_bwd(mtp__step *step, mtp_view residual, mtp_view
                                          .scalar = scalar ? mtp__param_value(scalar) : (mtp_view){0},
                                          .rstd = rstd,
                                          .eps = (float)step->drafter->config.rms_norm_eps,
+                                         .y = next.y,
+                                         .next_w = next.w ? mtp__param_value(next.w) : (mtp_view){0},
+                                         .next_rstd = next.rstd,
+                                         .next_dy = next.dy,
+                                         .next_dw = next.w ? mtp__param_grad(next.w) : (mtp_view){0},
                                          .dy = dy,
                                          .dresidual = dy,
                                          .dx = x,
@@ -58,25 +69,54 @@ static mtp_status residual_norm_bwd(mtp__step *step, mtp_view residual, mtp_view
     return step->context->ops->residual_norm_bwd(step->context->device, &args);
 }
 
-/* dx: gradient of the layer's output in, of x_mid out. */
-static mtp_status mlp_branch_bwd(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved, mtp_view dx)
+/* Gradient of m, from that of gate and up. */
+static mtp_status gate_and_up_bwd(mtp__step *step, const mtp__layer *layer, mtp_view dgate_up, mtp_view dm)
+{
+    const mtp_view gate_w = mtp__param_factor(layer->gate_proj), up_w = mtp__param_factor(layer->up_proj);
+    const mtp_view both = mtp__joined(gate_w, up_w);
+    if (both.data) return mtp__step_linear_dx(step, dgate_up, both, dm, MTP_OVERWRITE);
+    MTP_TRY(mtp__step_linear_dx(step, mtp__gate_of(dgate_up), gate_w, dm, MTP_OVERWRITE));
+    return mtp__step_linear_dx(step, mtp__up_of(dgate_up), up_w, dm, MTP_ACCUMULATE);
+}
+
+/* dx: the part of the gradient of the layer's output that did not come through `next` in, that of x_mid without what
+ * comes through the MLP out; that, the gradient of m, is left in step->dinput. */
+static mtp_status mlp_branch_bwd(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved, mtp_view dx,
+                                 next_norm next)
 {
     const int64_t rows = step->num_rows;
     const mtp_view dact = mtp__first_rows(step->dact, rows), dm = mtp__first_rows(step->dinput, rows);
+    const mtp_view gate = mtp__gate_of(saved->gate_up), up = mtp__up_of(saved->gate_up);
 
     MTP_TRY(residual_norm_bwd(step, saved->x_mid, saved->mlp_out, layer->post_feedforward_norm, layer->layer_scalar,
-                              saved->rstd_post_feedforward, dx));
+                              saved->rstd_post_feedforward, dx, next));
     MTP_TRY(mtp__step_linear_dx(step, saved->mlp_out, mtp__param_factor(layer->down_proj), dact, MTP_OVERWRITE));
-    const mtp_geglu_args geglu = {
-        .gate = saved->gate, .up = saved->up, .dy = dact, .dgate = saved->gate, .dup = saved->up};
+    const mtp_geglu_args geglu = {.gate = gate, .up = up, .dy = dact, .dgate = gate, .dup = up};
     MTP_TRY(step->context->ops->geglu_bwd(step->context->device, &geglu));
-    MTP_TRY(mtp__step_linear_dx(step, saved->gate, mtp__param_factor(layer->gate_proj), dm, MTP_OVERWRITE));
-    MTP_TRY(mtp__step_linear_dx(step, saved->up, mtp__param_factor(layer->up_proj), dm, MTP_ACCUMULATE));
-    return rmsnorm_bwd(step, saved->x_mid, layer->pre_feedforward_norm, saved->rstd_pre_feedforward, dm, dx,
-                       MTP_ACCUMULATE);
+    return gate_and_up_bwd(step, layer, saved->gate_up, dm);
 }
 
-/* dx: gradient of x_mid in, of the layer's input out. */
+/* RoPE and the norm of heads: the gradient of q in, of q_raw in its place. */
+static mtp_status norm_heads_bwd(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved, mtp_view dq)
+{
+    const int64_t rows = step->num_rows, NH = step->drafter->config.num_heads;
+    const mtp_view q_rows = mtp__as_head_rows(saved->q_raw, NH);
+    const mtp_rmsnorm_args args = {.x = q_rows,
+                                   .w = mtp__param_value(layer->q_norm),
+                                   .rstd = mtp__flat(saved->rstd_q),
+                                   .eps = (float)step->drafter->config.rms_norm_eps,
+                                   .cos = mtp__first_rows(step->cos[layer->type], rows),
+                                   .sin = mtp__first_rows(step->sin[layer->type], rows),
+                                   .dy = mtp__as_head_rows(dq, NH),
+                                   .dx = q_rows,
+                                   .dw = mtp__param_grad(layer->q_norm),
+                                   .dw_write = MTP_ACCUMULATE,
+                                   .scratch = step->scratch};
+    return step->context->ops->rmsnorm_bwd(step->context->device, &args);
+}
+
+/* dx: what mlp_branch_bwd left in, the gradient of the layer's input without what comes through attention out; that,
+ * the gradient of a, is left in step->dinput. */
 static mtp_status attention_branch_bwd(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved,
                                        mtp_view dx)
 {
@@ -86,11 +126,12 @@ static mtp_status attention_branch_bwd(mtp__step *step, const mtp__layer *layer,
     const mtp_layer_type type = layer->type;
     const mtp_view da = mtp__first_rows(step->dinput, rows);
     /* the block is as wide as the widest layer: rows of this layer stand closer together */
-    const mtp_view dq = mtp_view_2d(step->dheads.data, MTP_F32, rows, saved->q.shape[1]);
-    const mtp_view dq_heads = mtp__as_heads(dq, NH), q_rows = mtp__as_head_rows(saved->q_raw, NH);
+    const mtp_view dq = mtp_view_2d(step->dheads.data, step->stored, rows, saved->q.shape[1]);
+    const mtp_view dq_heads = mtp__as_heads(dq, NH);
+    const next_norm next = {layer->pre_feedforward_norm, saved->x_mid, saved->rstd_pre_feedforward, da};
 
     MTP_TRY(residual_norm_bwd(step, saved->x_in, saved->attention_out, layer->post_attention_norm, NULL,
-                              saved->rstd_post_attention, dx));
+                              saved->rstd_post_attention, dx, next));
     MTP_TRY(mtp__step_linear_dx(step, saved->attention_out, mtp__param_factor(layer->o_proj), dq, MTP_OVERWRITE));
     const mtp_attention_args attention = {.q = mtp__as_heads(saved->q, NH),
                                           .kv = step->kv[type],
@@ -103,15 +144,8 @@ static mtp_status attention_branch_bwd(mtp__step *step, const mtp__layer *layer,
                                           .dq = dq_heads,
                                           .scratch = step->scratch};
     MTP_TRY(ops->attention_bwd(device, &attention));
-    const mtp_rope_args rope = {.x = dq_heads,
-                                .cos = mtp__first_rows(step->cos[type], rows),
-                                .sin = mtp__first_rows(step->sin[type], rows),
-                                .y = dq_heads};
-    MTP_TRY(ops->rope_bwd(device, &rope));
-    MTP_TRY(rmsnorm_bwd(step, q_rows, layer->q_norm, mtp__flat(saved->rstd_q), mtp__as_head_rows(dq, NH), q_rows,
-                        MTP_OVERWRITE));
-    MTP_TRY(mtp__step_linear_dx(step, saved->q_raw, mtp__param_factor(layer->q_proj), da, MTP_OVERWRITE));
-    return rmsnorm_bwd(step, saved->x_in, layer->input_norm, saved->rstd_in, da, dx, MTP_ACCUMULATE);
+    MTP_TRY(norm_heads_bwd(step, layer, saved, dq));
+    return mtp__step_linear_dx(step, saved->q_raw, mtp__param_factor(layer->q_proj), da, MTP_OVERWRITE);
 }
 
 void mtp__step_finished(const mtp__step *step, const mtp__param *const *params, int count)
@@ -136,18 +170,27 @@ static mtp_status weight(mtp__step *step, mtp_view dy, mtp_view x, const mtp__pa
                                mtp__param_grad(param));
 }
 
+static mtp_status gate_and_up_weights(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved)
+{
+    const int32_t K = step->config.num_speculative_steps;
+    const mtp_view dw = mtp__joined(mtp__param_grad(layer->gate_proj), mtp__param_grad(layer->up_proj));
+    if (dw.data)
+        return mtp__step_linear_dw(step, mtp__of_steps(step, saved->gate_up, K), mtp__of_steps(step, saved->m, K), dw);
+    MTP_TRY(weight(step, mtp__gate_of(saved->gate_up), saved->m, layer->gate_proj, K));
+    return weight(step, mtp__up_of(saved->gate_up), saved->m, layer->up_proj, K);
+}
+
 static mtp_status layer_weights(mtp__step *step, int64_t l)
 {
     const int32_t K = step->config.num_speculative_steps;
     const mtp__layer *layer = &step->drafter->layers[l];
     const mtp__saved_layer *saved = &step->layers[l];
     MTP_TRY(weight(step, saved->mlp_out, saved->act, layer->down_proj, K));
-    MTP_TRY(weight(step, saved->gate, saved->m, layer->gate_proj, K));
-    MTP_TRY(weight(step, saved->up, saved->m, layer->up_proj, K));
+    MTP_TRY(gate_and_up_weights(step, layer, saved));
     MTP_TRY(weight(step, saved->attention_out, saved->o, layer->o_proj, K));
     MTP_TRY(weight(step, saved->q_raw, saved->a, layer->q_proj, K));
-    const mtp__param *const params[] = {layer->down_proj, layer->gate_proj, layer->up_proj,
-                                        layer->o_proj,    layer->q_proj,    layer->input_norm};
+    const mtp__param *const params[] = {layer->down_proj, layer->gate_proj, layer->up_proj, layer->o_proj,
+                                        layer->q_proj};
     mtp__step_finished(step, params, sizeof params / sizeof *params);
     return MTP_OK;
 }
@@ -209,12 +252,17 @@ static mtp_status draft_step_bwd(mtp__step *step, int32_t k)
         if (chain && K > 1) MTP_TRY(weight(step, step->dstate, step->n, drafter->post_projection, K - 1));
         mtp__step_finished(step, (const mtp__param *const[]){drafter->final_norm, drafter->post_projection}, 2);
     }
+    const mtp_view da = mtp__first_rows(step->dinput, step->num_rows);
+    next_norm next = {0};
     for (int64_t l = drafter->config.num_layers - 1; l >= 0; l--) {
+        const mtp__layer *layer = &drafter->layers[l];
         const mtp__saved_layer saved = mtp__layer_of_step(step, l, k);
-        MTP_TRY(mlp_branch_bwd(step, &drafter->layers[l], &saved, dx));
-        MTP_TRY(attention_branch_bwd(step, &drafter->layers[l], &saved, dx));
+        MTP_TRY(mlp_branch_bwd(step, layer, &saved, dx, next));
+        MTP_TRY(attention_branch_bwd(step, layer, &saved, dx));
         if (k == 0) MTP_TRY(layer_weights(step, l));
+        next = (next_norm){layer->input_norm, saved.x_in, saved.rstd_in, da};
     }
+    MTP_TRY(rmsnorm_bwd(step, next.y, next.w, next.rstd, next.dy, dx, MTP_ACCUMULATE));
     if (k == 0) return pre_projection_weights(step);
     if (!chain) return MTP_OK;
     return mtp__step_linear_dx(step, dx, mtp_view_cols(mtp__param_factor(drafter->pre_projection), Hb, Hb),

@@ -21,8 +21,14 @@ static mtp_status rmsnorm(mtp__step *step, mtp_view x, const mtp__param *w, mtp_
     return step->context->ops->rmsnorm_fwd(step->context->device, &args);
 }
 
+/* A norm that reads the result of a post-norm, and is computed with it. */
+typedef struct next_norm {
+    const mtp__param *w;
+    mtp_view y, rstd;
+} next_norm;
+
 static mtp_status residual_norm(mtp__step *step, mtp_view residual, mtp_view x, const mtp__param *w,
-                                const mtp__param *scalar, mtp_view y, mtp_view rstd)
+                                const mtp__param *scalar, mtp_view y, mtp_view rstd, next_norm next)
 {
     const mtp_residual_norm_args args = {.residual = residual,
                                          .x = x,
@@ -30,27 +36,37 @@ static mtp_status residual_norm(mtp__step *step, mtp_view residual, mtp_view x, 
                                          .scalar = scalar ? mtp__param_value(scalar) : (mtp_view){0},
                                          .y = y,
                                          .rstd = rstd,
-                                         .eps = (float)step->drafter->config.rms_norm_eps};
+                                         .eps = (float)step->drafter->config.rms_norm_eps,
+                                         .next_w = mtp__param_value(next.w),
+                                         .next_y = next.y,
+                                         .next_rstd = next.rstd};
     return step->context->ops->residual_norm_fwd(step->context->device, &args);
 }
 
+/* q = RoPE(RMSNorm(q_raw)), head by head. */
+static mtp_status norm_heads(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved)
+{
+    const int64_t rows = step->num_rows, NH = step->drafter->config.num_heads;
+    const mtp_rmsnorm_args args = {.x = mtp__as_head_rows(saved->q_raw, NH),
+                                   .w = mtp__param_value(layer->q_norm),
+                                   .y = mtp__as_head_rows(saved->q, NH),
+                                   .rstd = mtp__flat(saved->rstd_q),
+                                   .eps = (float)step->drafter->config.rms_norm_eps,
+                                   .cos = mtp__first_rows(step->cos[layer->type], rows),
+                                   .sin = mtp__first_rows(step->sin[layer->type], rows)};
+    return step->context->ops->rmsnorm_fwd(step->context->device, &args);
+}
+
+/* From a, the branch's input, to x_mid and m, the next branch's input. */
 static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved)
 {
     const mtp_backend *ops = step->context->ops;
     mtp_device *device = step->context->device;
-    const int64_t rows = step->num_rows, NH = step->drafter->config.num_heads;
+    const int64_t NH = step->drafter->config.num_heads;
 
-    MTP_TRY(rmsnorm(step, saved->x_in, layer->input_norm, saved->a, saved->rstd_in));
     MTP_TRY(mtp__step_linear_fwd(step, saved->a, mtp__param_factor(layer->q_proj), saved->q_raw, MTP_OVERWRITE));
-    MTP_TRY(rmsnorm(step, mtp__as_head_rows(saved->q_raw, NH), layer->q_norm, mtp__as_head_rows(saved->q, NH),
-                    mtp__flat(saved->rstd_q)));
-    const mtp_view q = mtp__as_heads(saved->q, NH);
-    const mtp_rope_args rope = {.x = q,
-                                .cos = mtp__first_rows(step->cos[layer->type], rows),
-                                .sin = mtp__first_rows(step->sin[layer->type], rows),
-                                .y = q};
-    MTP_TRY(ops->rope_fwd(device, &rope));
-    const mtp_attention_args attention = {.q = q,
+    MTP_TRY(norm_heads(step, layer, saved));
+    const mtp_attention_args attention = {.q = mtp__as_heads(saved->q, NH),
                                           .kv = step->kv[layer->type],
                                           .key_begin = step->key_begin[layer->type],
                                           .key_end = step->key_end,
@@ -62,19 +78,31 @@ static mtp_status attention_branch(mtp__step *step, const mtp__layer *layer, con
     MTP_TRY(
         mtp__step_linear_fwd(step, saved->o, mtp__param_factor(layer->o_proj), saved->attention_out, MTP_OVERWRITE));
     return residual_norm(step, saved->x_in, saved->attention_out, layer->post_attention_norm, NULL, saved->x_mid,
-                         saved->rstd_post_attention);
+                         saved->rstd_post_attention,
+                         (next_norm){layer->pre_feedforward_norm, saved->m, saved->rstd_pre_feedforward});
 }
 
-static mtp_status mlp_branch(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved, mtp_view y)
+/* One product where the two weights lie together. */
+static mtp_status gate_and_up(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved)
 {
-    MTP_TRY(rmsnorm(step, saved->x_mid, layer->pre_feedforward_norm, saved->m, saved->rstd_pre_feedforward));
-    MTP_TRY(mtp__step_linear_fwd(step, saved->m, mtp__param_factor(layer->gate_proj), saved->gate, MTP_OVERWRITE));
-    MTP_TRY(mtp__step_linear_fwd(step, saved->m, mtp__param_factor(layer->up_proj), saved->up, MTP_OVERWRITE));
-    const mtp_geglu_args geglu = {.gate = saved->gate, .up = saved->up, .y = saved->act};
+    const mtp_view gate_w = mtp__param_factor(layer->gate_proj), up_w = mtp__param_factor(layer->up_proj);
+    const mtp_view both = mtp__joined(gate_w, up_w);
+    if (both.data) return mtp__step_linear_fwd(step, saved->m, both, saved->gate_up, MTP_OVERWRITE);
+    MTP_TRY(mtp__step_linear_fwd(step, saved->m, gate_w, mtp__gate_of(saved->gate_up), MTP_OVERWRITE));
+    return mtp__step_linear_fwd(step, saved->m, up_w, mtp__up_of(saved->gate_up), MTP_OVERWRITE);
+}
+
+/* From m to y, the next layer's x_in, and what is next to that. */
+static mtp_status mlp_branch(mtp__step *step, const mtp__layer *layer, const mtp__saved_layer *saved, mtp_view y,
+                             next_norm next)
+{
+    MTP_TRY(gate_and_up(step, layer, saved));
+    const mtp_geglu_args geglu = {
+        .gate = mtp__gate_of(saved->gate_up), .up = mtp__up_of(saved->gate_up), .y = saved->act};
     MTP_TRY(step->context->ops->geglu_fwd(step->context->device, &geglu));
     MTP_TRY(mtp__step_linear_fwd(step, saved->act, mtp__param_factor(layer->down_proj), saved->mlp_out, MTP_OVERWRITE));
     return residual_norm(step, saved->x_mid, saved->mlp_out, layer->post_feedforward_norm, layer->layer_scalar, y,
-                         saved->rstd_post_feedforward);
+                         saved->rstd_post_feedforward, next);
 }
 
 /* ---- a chunk ---------------------------------------------------------------------------------------------------- */
@@ -132,17 +160,21 @@ static mtp_status pre_projection(mtp__step *step, int32_t k, mtp_view x0)
 mtp_status mtp__step_forward(mtp__step *step, int32_t k)
 {
     const mtp_drafter *drafter = step->drafter;
-    const mtp_view x_out = mtp__of_step(step, step->x_out, k);
+    const mtp__saved_layer end = {.x_in = mtp__of_step(step, step->x_out, k),
+                                  .a = mtp__step_n(step, k),
+                                  .rstd_in = mtp__of_step(step, step->rstd_final, k)};
     mtp__saved_layer saved = mtp__layer_of_step(step, 0, k);
     MTP_TRY(pre_projection(step, k, saved.x_in));
+    MTP_TRY(rmsnorm(step, saved.x_in, drafter->layers[0].input_norm, saved.a, saved.rstd_in));
     for (int64_t l = 0; l < drafter->config.num_layers; l++) {
         const bool last = l + 1 == drafter->config.num_layers;
-        const mtp__saved_layer above = last ? (mtp__saved_layer){.x_in = x_out} : mtp__layer_of_step(step, l + 1, k);
+        const mtp__saved_layer above = last ? end : mtp__layer_of_step(step, l + 1, k);
+        const next_norm next = {last ? drafter->final_norm : drafter->layers[l + 1].input_norm, above.a, above.rstd_in};
         MTP_TRY(attention_branch(step, &drafter->layers[l], &saved));
-        MTP_TRY(mlp_branch(step, &drafter->layers[l], &saved, above.x_in));
+        MTP_TRY(mlp_branch(step, &drafter->layers[l], &saved, above.x_in, next));
         saved = above;
     }
-    return rmsnorm(step, x_out, drafter->final_norm, mtp__step_n(step, k), mtp__of_step(step, step->rstd_final, k));
+    return MTP_OK;
 }
 
 mtp_status mtp__step_project_state(mtp__step *step, int32_t k, mtp_view state)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/real.h"
 #include "model/embedding.h"
 #include "model/workspace.h"
 
@@ -166,13 +167,29 @@ void mtp__step_set_watch(mtp__step *step, const mtp__step_watch *watch)
 
 /* ---- outputs ----------------------------------------------------------------------------------------------------- */
 
+/* A device matrix of a stored dtype as fp32 in host memory: through the second half of that, where it is BF16. */
+static mtp_status download_stored(mtp__step *step, mtp_view matrix, float *to)
+{
+    enum { PIECE = 256 };
+    uint16_t piece[PIECE];
+    const int64_t n = mtp_view_count(matrix);
+    const size_t bytes = (size_t)n * mtp_dtype_size(matrix.dtype);
+    char *end = (char *)(to + n) - bytes;
+    MTP_TRY(step->context->ops->download(step->context->device, end, matrix.data, bytes));
+    for (int64_t i = 0; matrix.dtype != MTP_F32 && i < n; i += PIECE) {
+        const int64_t count = n - i < PIECE ? n - i : PIECE;
+        memcpy(piece, end + (size_t)i * sizeof *piece, (size_t)count * sizeof *piece);
+        mtp__real_to_f32(to + i, piece, matrix.dtype, count);
+    }
+    return MTP_OK;
+}
+
 /* Copy a device matrix [num_rows, width] to rows of a host array [K, R, width], and zero the steps that do not exist.
  */
 static mtp_status deliver_matrix(mtp__step *step, int32_t k, mtp_view matrix, float *to)
 {
     const int64_t R = step->rows->num_rows, width = matrix.shape[1], at = k * R + step->first_row;
-    MTP_TRY(step->context->ops->download(step->context->device, to + at * width, matrix.data,
-                                         (size_t)(step->own_rows * width) * sizeof(float)));
+    MTP_TRY(download_stored(step, mtp__first_rows(matrix, step->own_rows), to + at * width));
     for (int64_t r = 0; r < step->own_rows; r++)
         if (!step->rows->valid[at + r]) memset(to + (at + r) * width, 0, (size_t)width * sizeof(float));
     return MTP_OK;

@@ -15,8 +15,10 @@
 #include "model/step.h"
 #include "model/tokens.h"
 
-/* What a layer keeps, all F32. The backward pass leaves gradients in the place of activations that it has read for the
- * last time: those of q_raw, attention_out, gate, up and mlp_out, which are the factors of the weights' gradients. */
+/* What a layer keeps. Factors and results of products have the dtype in which the device stores them; the residual
+ * stream (x_in, x_mid) and statistics of rows are F32. The backward pass leaves gradients in the place of activations
+ * that it has read for the last time: those of q_raw, attention_out, gate_up and mlp_out, which are the factors of the
+ * weights' gradients. */
 typedef struct mtp__saved_layer {
     mtp_view x_in;                         /* [N, H] input of the layer */
     mtp_view a;                            /* [N, H] after the input norm */
@@ -27,7 +29,7 @@ typedef struct mtp__saved_layer {
     mtp_view attention_out;                /* [N, H] after o_proj */
     mtp_view x_mid;                        /* [N, H] after the attention residual */
     mtp_view m;                            /* [N, H] after the pre-feedforward norm */
-    mtp_view gate, up;                     /* [N, I] */
+    mtp_view gate_up;                      /* [N, 2 * I]: columns [gate ; up] */
     mtp_view act;                          /* [N, I] gelu(gate) * up; the memory of gate in EVALUATE mode */
     mtp_view mlp_out;                      /* [N, H] after down_proj */
     mtp_view rstd_in, rstd_post_attention; /* [N] */
@@ -44,15 +46,16 @@ struct mtp__step {
     mtp__step_mode mode;
     mtp_dtype weights;    /* of matrices, as products take them */
     int64_t Rc;           /* rows of a chunk */
+    mtp_dtype stored;     /* of factors and results of products: the device's */
     int32_t *centroid_of; /* host [V]; NULL for a dense head */
 
     void *memory; /* device block behind the arena */
     mtp__arena arena;
     mtp__saved_layer *layers; /* [num_layers] */
-    mtp_view state;           /* [N, Hb] state_k */
-    mtp_view x_out;           /* [N, H] output of the last layer */
+    mtp_view state;           /* [N, Hb] state_k, stored */
+    mtp_view x_out;           /* [N, H] output of the last layer, F32 */
     mtp_view rstd_final;      /* [N] */
-    mtp_view n;               /* [K * Rc, H] after the final norm, in either mode */
+    mtp_view n;               /* [K * Rc, H] after the final norm, stored, in either mode */
 
     mtp__stage stage;             /* what is brought from host memory */
     mtp_view kv[MTP_LAYER_TYPES]; /* of the batch, [S, 2, NKV, D] */
@@ -73,20 +76,20 @@ struct mtp__step {
     mtp_view token_ids;   /* device I32 [num_tokens]: rows of embed_table; self-fed: of the step at hand */
     mtp_view entry_of;    /* device I32 [K * num_rows] */
     mtp_view taken_by;    /* device I32 [K * num_tokens] */
-    mtp_view embedding;   /* [Uc, Hb] scaled token embedding */
-    mtp_view token_half;  /* [Uc, H] its product with the left half of the pre-projection; later its gradient */
+    mtp_view embedding;   /* [Uc, Hb] scaled token embedding, stored */
+    mtp_view token_half;  /* [Uc, H] F32, its product with the left half of the pre-projection; later its gradient */
 
     /* The head: Mc = K * Rc rows at most (supervised rows of all draft steps). */
     mtp_view head_index, head_target, head_centroid; /* I32 [head_rows] */
     mtp_view head_scale, head_centroid_scale;        /* F32 [head_rows] */
-    mtp_view head_x, head_dx;                        /* [Mc, H] */
+    mtp_view head_x, head_dx;                        /* [Mc, H], stored and F32 */
     mtp_view head_loss, head_centroid_loss;          /* F32 [Mc] */
     mtp_view head_scores;                            /* [Mc, C] */
     mtp_view head_selected;                          /* I32 [Mc, k] */
     mtp_view head_argmax;                            /* I32 [Mc] */
     mtp_view head_miss;                              /* U8 [Mc] */
-    /* Gradients of the backward pass. */
-    mtp_view dx;     /* [K * Rc, H]: of n, and from there of the residual stream down to the first layer's input */
+    /* Gradients of the backward pass, all but dx stored. */
+    mtp_view dx;     /* [K * Rc, H] F32: of n, and from there of the residual stream down to the first layer's input */
     mtp_view dinput; /* [Rc, H]: of a branch's input */
     mtp_view dheads; /* [Rc, NH * D]; the memory of dact */
     mtp_view dact;   /* [Rc, I] */
@@ -162,6 +165,23 @@ static inline mtp_view mtp__step_n(const mtp__step *step, int32_t k)
 }
 /* What layer l keeps of draft step k. */
 mtp__saved_layer mtp__layer_of_step(const mtp__step *step, int64_t l, int32_t k);
+/* gate and up of a view of both. */
+static inline mtp_view mtp__gate_of(mtp_view both)
+{
+    return mtp_view_cols(both, 0, both.shape[1] / 2);
+}
+static inline mtp_view mtp__up_of(mtp_view both)
+{
+    return mtp_view_cols(both, both.shape[1] / 2, both.shape[1] / 2);
+}
+/* Two matrices of the same rows of a parameter block as one, when the second lies right behind the first; else data
+ * NULL. */
+static inline mtp_view mtp__joined(mtp_view first, mtp_view second)
+{
+    const char *end = (const char *)first.data + (size_t)mtp_view_count(first) * mtp_dtype_size(first.dtype);
+    if (!first.data || second.data != (const void *)end || first.dtype != second.dtype) return (mtp_view){0};
+    return mtp_view_2d(first.data, first.dtype, first.shape[0] + second.shape[0], first.shape[1]);
+}
 /* [rows, NH * D] seen as [rows, NH, D] and as [rows * NH, D]; [rows, NH] seen as [rows * NH]. */
 static inline mtp_view mtp__as_heads(mtp_view view, int64_t num_heads)
 {

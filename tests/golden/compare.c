@@ -95,8 +95,10 @@ void golden_note(golden_result *result, golden_group group, const char *name, do
 
 double golden_mean_error(const golden_result *result, int group)
 {
-    const int64_t tensors = result->group[group].tensors;
-    return tensors ? sqrt(result->group[group].squares / (double)tensors) : 0;
+    const double norm = result->group[group].scalar_norm;
+    const double scalars = norm > 0 ? result->group[group].scalar_squares / norm : 0;
+    const int64_t tensors = result->group[group].tensors + (norm > 0 ? 1 : 0);
+    return tensors ? sqrt((result->group[group].squares + scalars) / (double)tensors) : 0;
 }
 
 void golden_note_integer(golden_result *result, const char *name, int64_t got, int64_t want)
@@ -122,8 +124,13 @@ mtp_status golden_compare(golden_result *result, golden_group group, const mtp_s
     free(want);
     const double scale = largest + floor;
     const double whole = sqrt(norm) + floor * sqrt((double)count);
-    result->group[group].squares += whole > 0 ? squares / (whole * whole) : squares;
-    result->group[group].tensors++;
+    if (count == 1) {
+        result->group[group].scalar_squares += squares;
+        result->group[group].scalar_norm += whole * whole;
+    } else {
+        result->group[group].squares += whole > 0 ? squares / (whole * whole) : squares;
+        result->group[group].tensors++;
+    }
     golden_note(result, group, name, scale > 0 ? error / scale : error, count);
     return MTP_OK;
 }

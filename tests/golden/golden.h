@@ -2,9 +2,10 @@
  * and compares. Errors are relative to the expected tensor's largest magnitude; gradients to that plus 1 % of the
  * case's largest gradient.
  *
- * In bf16 mode the error of a group is the root mean square over its tensors of |got - want| / |want| (2-norms), and
- * may be twice that of a plain step in bf16: the CPU's with every stored value and every factor rounded (rounded.c),
- * whose own errors have limits. Rounding may turn a choice between near ties: a centroid that only one of both selected
+ * In bf16 mode the error of a group is the root mean square over its tensors of |got - want| / |want| (2-norms; tensors
+ * of one element, of which a single one may cancel to nothing, are taken together as one), and may be twice that of a
+ * plain step in bf16: the CPU's with every stored value and every factor rounded (rounded.c), whose own errors have
+ * limits. Rounding may turn a choice between near ties: a centroid that only one of both selected
  * is left out of the logits, a place that another token was drafted for out of everything that is given by place; how
  * many there may be is limited, and the share of such places is added to what losses and gradients may differ by. */
 #ifndef MTP_TESTS_GOLDEN_H
@@ -38,6 +39,7 @@ typedef struct golden_result {
         char where[128]; /* tensor of the largest error */
         double squares;  /* sum over its tensors of (|got - want| / |want|)^2, 2-norms */
         int64_t tensors;
+        double scalar_squares, scalar_norm; /* |got - want|^2 and |want|^2 of the tensors of one element together */
     } group[GOLDEN_GROUPS];
     int64_t integers;      /* integers compared */
     int64_t wrong;         /* of them, different */
