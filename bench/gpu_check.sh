@@ -18,6 +18,7 @@
 #
 # Needs no network. HDF5, Gloo and toml++ are left out where they are not installed, the tests where cmocka is not.
 set -uo pipefail
+from=$PWD
 cd "$(dirname "$0")/.." || exit 1
 source bench/gpu_check_deps.sh
 set -a # functions of the parts run in shells of their own, with a time limit
@@ -30,16 +31,22 @@ usage()
     sed -n '2,23s/^# \{0,1\}//p' bench/gpu_check.sh
     exit "$1"
 }
+# path NAME: from where the script was called, not from here
+path()
+{
+    if [[ $1 = /* ]]; then echo "$1"; else echo "$from/$1"; fi
+}
+
 while [ $# -gt 0 ]; do
     case $1 in
     --part | --build | --out | --peak-gflops | --collect) [ $# -ge 2 ] || { echo "$1 needs a value" >&2 && exit 2; } ;;&
     --part) [[ $2 =~ ^(build|test|sanitize|bench)$ ]] || { echo "part '$2' is unknown: build, test, sanitize, bench" >&2 && exit 2; }
         parts+=("$2") && shift ;;
-    --build) build=$2 && shift ;;
-    --out) out=$2 && shift ;;
+    --build) build=$(path "$2") && shift ;;
+    --out) out=$(path "$2") && shift ;;
     --peak-gflops) [[ $2 =~ ^[0-9]+$ ]] || { echo "--peak-gflops '$2': a whole number" >&2 && exit 2; }
         peak=$2 && shift ;;
-    --collect) collect_into=$2 && shift ;;
+    --collect) collect_into=$(path "$2") && shift ;;
     --emulator) emulator=1 ;;
     --few) few=1 ;;
     --help | -h) usage 0 ;;
@@ -174,6 +181,7 @@ report()
         echo ']}'
     } >"$out/report-$1.json"
     {
+        # shellcheck disable=SC2016  # fences of code
         printf '# gpu_check: %s\n\n%s\n\n```\n%s\n```\n' "$1" "${machine//$'\n'/  $'\n'}" "$version"
         [ ${#parts_missing[@]} -eq 0 ] || printf '\nLeft out, since not installed here: %s.\n' "${parts_missing[*]}"
         [ "$emulator" = 0 ] || printf '\nOn the emulator: times mean nothing.\n'
@@ -184,6 +192,7 @@ report()
             step_table
         fi
         grep '"result": "FAILED"' "$work/checks" | sed 's/.*"log": "\([^"]*\)".*/\1/' | while read -r log; do
+            # shellcheck disable=SC2016
             printf '\n## %s\n\n```\n%s\n```\n' "$log" "$(tail -n 40 "$out/$log")"
         done
     } >"$out/report-$1.md"
@@ -212,7 +221,7 @@ whole_report()
 
 deps_flags=() parts_flags=() parts_missing=()
 if [ -n "${MTP_DEPS_DIR:-}" ]; then
-    use_deps "$MTP_DEPS_DIR" "$build/deps" || exit 1
+    use_deps "$(path "$MTP_DEPS_DIR")" "$build/deps" || exit 1
 fi
 optional_parts
 machine=$(machine_of)
