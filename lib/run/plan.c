@@ -13,6 +13,7 @@
 #include "optim/optimizer.h"
 #include "run/config.h"
 #include "run/saver.h"
+#include "run/trainer.h"
 
 enum { MAX_LINES = MTP__ARENA_LABELS + 24, EVAL_TOKENS = 8192, EVAL_STEPS = 2 };
 
@@ -139,9 +140,11 @@ static uint64_t rows_bytes(int64_t rows, int64_t K)
     return (uint64_t)(rows * (4 * 4 + K * (4 + 4 + 1 + 1)));
 }
 
-static mtp_status plan_data(const mtp_train_config *c, const mtp_verifier_config *verifier, mtp_plan *plan)
+static mtp_status plan_data(const mtp_train_config *c, const mtp_verifier_config *verifier, int64_t world_size,
+                            mtp_plan *plan)
 {
-    const int64_t held = c->gradient_accumulation_steps, ring = c->prefetch + held - 1 + 2;
+    const int64_t steps = 1 + mtp__trainer_lag(!plan->has_device, world_size);
+    const int64_t held = steps * c->gradient_accumulation_steps, ring = c->prefetch + held - 1 + 2;
     const int64_t K = c->num_speculative_steps;
     const bool direct = c->direct_io == MTP_DIRECT_IO_ON; /* "auto" depends on the data */
     MTP_TRY(add_host(plan, "loader", (uint64_t)ring * batch_bytes(verifier, c->tokens_per_batch, direct),
@@ -266,7 +269,7 @@ mtp_status mtp__plan_of(const mtp_train_config *c, const mtp_drafter_config *dra
     MTP_TRY(mtp__plan_new(context, remedy, &made));
     mtp_status status = plan_parameters(c, drafter, context, world_size, made);
     if (status == MTP_OK) status = plan_training(c, drafter, context, made);
-    if (status == MTP_OK) status = plan_data(c, verifier->config, made);
+    if (status == MTP_OK) status = plan_data(c, verifier->config, world_size, made);
     if (status == MTP_OK) status = plan_evaluation(c, drafter, verifier->config, context, made);
     if (status == MTP_OK)
         status = mtp__plan_embedding(made, context, (mtp_embedding_place)c->embedding_on_device, verifier);

@@ -57,6 +57,7 @@ static mtp_status open_model(mtp__trainer *t)
     const mtp_train_config *c = t->config;
     const mtp_context_options options = mtp__config_context(c, t->logger);
     MTP_TRY(mtp_context_create(&options, &t->context));
+    t->lag = mtp__trainer_lag(t->context->ops->memory_is_host, t->ranks->world_size);
     MTP_TRY(mtp_verifier_open(c->verifier, *c->embedding_from ? c->embedding_from : NULL, &t->verifier));
     MTP_TRY(plan_memory(t));
     MTP_TRY(mtp__drafter_load(t->context, c->drafter, mtp__config_masters(c), &t->drafter));
@@ -185,7 +186,8 @@ static mtp_status open_data(mtp__trainer *t)
 {
     const mtp_train_config *c = t->config;
     const mtp_allocator pinned = {ring_alloc, ring_free, t->context};
-    /* an update holds all its micro-batches at once: their counts normalise the loss */
+    /* an update holds all its micro-batches at once, their counts normalise the loss, until its results are read */
+    const int64_t held = c->gradient_accumulation_steps * (1 + t->lag);
     const mtp_loader_options options = {.tokens_per_batch = c->tokens_per_batch,
                                         .overlong = (mtp_overlong)c->overlong,
                                         .shuffle = c->shuffle,
@@ -193,7 +195,7 @@ static mtp_status open_data(mtp__trainer *t)
                                         .world_size = t->ranks->world_size,
                                         .rank = t->ranks->rank,
                                         .num_speculative_steps = c->num_speculative_steps,
-                                        .prefetch = c->prefetch + c->gradient_accumulation_steps - 1,
+                                        .prefetch = c->prefetch + held - 1,
                                         .num_workers = c->num_workers,
                                         .direct_io = (mtp_direct_io)c->direct_io,
                                         .allocator = t->context->ops->memory_is_host ? NULL : &pinned,
@@ -244,6 +246,11 @@ static mtp_status open_flight(const mtp__trainer *t, int32_t K, mtp__flight *fli
     if (!flight->rows || !flight->batches) return no_memory();
     for (int64_t i = 0; i < t->accumulation; i++)
         MTP_TRY(mtp__rows_create(t->config->tokens_per_batch, K, &flight->rows[i]));
+    const size_t sums = (size_t)K * MTP_TALLY_COLUMNS;
+    void *results = NULL;
+    MTP_TRY(t->context->ops->host_alloc(t->context->device, (sums + MTP_CONTROL) * sizeof(double), &results));
+    flight->sums = results;
+    flight->control = flight->sums + sums;
     return MTP_OK;
 }
 
@@ -253,6 +260,9 @@ static void close_flight(const mtp__trainer *t, mtp__flight *flight)
     for (int64_t i = 0; flight->rows && i < t->accumulation; i++) mtp__rows_free(&flight->rows[i]);
     free(flight->rows);
     free(flight->batches);
+    if (!t->context) return;
+    t->context->ops->host_free(t->context->device, flight->sums);
+    t->context->ops->mark_free(t->context->device, flight->mark);
 }
 
 static mtp_status open_step(mtp__trainer *t)
@@ -325,8 +335,21 @@ mtp_status mtp__trainer_connect(mtp__trainer *t)
                                                           t->drafter->num_grads, floats, &t->buckets));
 }
 
+/* Until the device has done all that was launched: it may still read what a flight holds. */
+static void wait_for_device(mtp__trainer *t)
+{
+    mtp_mark *mark = NULL;
+    if (!t->context || !t->drafter) return;
+    if (t->context->ops->mark(t->context->device, &mark) == MTP_OK)
+        (void)t->context->ops->mark_wait(t->context->device, mark);
+    t->context->ops->mark_free(t->context->device, mark);
+}
+
 void mtp__trainer_close(mtp__trainer *t)
 {
+    const mtp_error first = *mtp_last_error();
+    if (mtp__trainer_flying(t) > 0) wait_for_device(t);
+    (void)mtp__fail_again(&first); /* waiting may fail for the reason that the run ends for */
     mtp__buckets_free(t->buckets);
     if (t->ranks && t->device_comm != t->ranks->comm) mtp_comm_free(t->device_comm);
     mtp_evaluator_free(t->evaluator);

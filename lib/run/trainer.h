@@ -23,9 +23,19 @@ typedef struct mtp__flight {
     mtp__rows *rows;           /* [accumulation] */
     const mtp_batch **batches; /* [accumulation] this rank's */
     int64_t held;              /* of them */
+    double *sums;              /* [K, MTP_TALLY_COLUMNS] and */
+    double *control;           /* [MTP_CONTROL] of the optimizer, from host_alloc; there when */
+    mtp_mark *mark;            /* is passed. Alone; with several ranks `update` is complete from the launch on */
 } mtp__flight;
 
 enum { MTP__FLIGHTS = 2 }; /* most steps launched whose results are not read */
+
+/* Steps that are launched before the results of an earlier one are read: one where the device works beside the host and
+ * nothing is agreed with other ranks on the way. */
+static inline int64_t mtp__trainer_lag(bool memory_is_host, int64_t world_size)
+{
+    return !memory_is_host && world_size == 1 ? MTP__FLIGHTS - 1 : 0;
+}
 
 typedef struct mtp__trainer {
     const mtp_train_config *config;
@@ -75,8 +85,7 @@ void mtp__trainer_close(mtp__trainer *trainer); /* accepts a zeroed struct */
 /* A stable identity of the verifier's embedding and norm: shapes, dtype, the norm, some rows of the table. */
 uint64_t mtp__trainer_verifier_fingerprint(const mtp_verifier *verifier);
 
-/* Steps are launched and their results read in the same order, one step late where the device works beside the host
- * and nothing has to be agreed with other ranks (trainer->lag), else at once. */
+/* Steps are launched, and their results read in the same order. */
 
 /* One step on all ranks: micro-batches, gradients, clipping, AdamW. `done` are the steps before it, those under way
  * included. With W ranks and accumulation A the update takes the next A * W micro-batches of the run (at the end of a

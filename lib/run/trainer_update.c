@@ -90,18 +90,18 @@ static void gradients_ready(void *user, int64_t final)
     mtp__buckets_ready(user, final);
 }
 
-/* Sums and gradients of this rank's micro-batches. In the last of them the sum over ranks begins. */
+/* Gradients of this rank's micro-batches, and their sums, which stay on the device. In the last of them the sum over
+ * ranks begins. */
 static mtp_status differentiate(mtp__trainer *t, mtp__flight *f)
 {
     mtp_context *context = t->context;
     const mtp__step_watch watch = {.ready = gradients_ready, .user = t->buckets};
-    mtp__step_sums sums[MTP_MAX_SPECULATIVE_STEPS];
+    MTP_TRY(mtp__step_begin_update(t->step));
     MTP_TRY(
         context->ops->memory_zero(context->device, t->drafter->grads, (size_t)t->drafter->num_grads * sizeof(float)));
     for (int64_t i = 0; i < f->held; i++) {
         mtp__step_set_watch(t->step, t->buckets && i + 1 == f->held ? &watch : NULL);
-        MTP_TRY(mtp__step_run(t->step, f->batches[i], &f->rows[i], f->update.counts, sums, NULL));
-        add_sums(&f->update, sums, t->step_config.num_speculative_steps);
+        MTP_TRY(mtp__step_run(t->step, f->batches[i], &f->rows[i], f->update.counts, NULL, NULL));
     }
     return MTP_OK;
 }
@@ -116,13 +116,23 @@ static mtp_status finish_gradients(mtp__trainer *t, mtp_status status)
     return mtp__fail_again(&first);
 }
 
+/* This rank's sums, now. */
+static mtp_status read_sums(mtp__trainer *t, mtp__flight *f, mtp__step_sums *sums)
+{
+    const mtp_view from = mtp__step_device_sums(t->step);
+    MTP_TRY(t->context->ops->download(t->context->device, f->sums, from.data,
+                                      (size_t)mtp_view_count(from) * sizeof *f->sums));
+    mtp__step_sums_of(f->sums, t->step_config.num_speculative_steps, sums);
+    return MTP_OK;
+}
+
 /* Own sums and gradients become those of all ranks; sums are added in the order of the ranks. `status`: how it went
  * here. */
-static mtp_status share_results(mtp__trainer *t, mtp_status status, mtp__update *u)
+static mtp_status share_results(mtp__trainer *t, mtp_status status, mtp__flight *f)
 {
-    mtp__step_sums own[MTP_MAX_SPECULATIVE_STEPS];
-    memcpy(own, u->sums, sizeof own);
-    memset(u->sums, 0, sizeof u->sums);
+    mtp__update *u = &f->update;
+    mtp__step_sums own[MTP_MAX_SPECULATIVE_STEPS] = {0};
+    if (status == MTP_OK) status = read_sums(t, f, own);
     MTP_TRY(mtp__ranks_exchange(t->ranks, finish_gradients(t, status), own, sizeof own));
     for (int rank = 0; rank < t->ranks->world_size; rank++)
         add_sums(u, mtp__ranks_said(t->ranks, rank), t->step_config.num_speculative_steps);
@@ -160,17 +170,11 @@ static mtp_status note_samples(mtp__trainer *t, const mtp__flight *f)
     return status;
 }
 
-/* The update itself, which is skipped when loss or gradient norm are not finite. */
-static mtp_status optimize(mtp__trainer *t, int64_t done, mtp__update *u)
+static void take_result(mtp__update *u, const mtp__optim_result *result)
 {
-    mtp__optim_result result;
-    const mtp__optim_update step = {.learning_rate = mtp__schedule_lr(&t->schedule, done), .skip = !isfinite(u->loss)};
-    MTP_TRY(mtp__optimizer_step(t->optimizer, &step));
-    MTP_TRY(mtp__optimizer_read(t->optimizer, &result));
-    u->grad_norm = result.norm;
-    u->bad = result.skipped;
-    if (!u->bad) u->learning_rate = result.learning_rate;
-    return MTP_OK;
+    u->grad_norm = result->norm;
+    u->bad = result->skipped;
+    if (!u->bad) u->learning_rate = result->learning_rate;
 }
 
 /* The values that each rank has updated, to all, where their shadows are renewed. */
@@ -189,16 +193,55 @@ static mtp_status share_values(mtp__trainer *t, mtp_status status)
     return MTP_OK;
 }
 
-static mtp_status launch(mtp__trainer *t, int64_t done, mtp__flight *f, bool *stop)
+/* With several ranks: all of a step, which is skipped on all when loss or gradient norm are not finite. */
+static mtp_status step_together(mtp__trainer *t, int64_t done, mtp__flight *f)
 {
     mtp__update *u = &f->update;
-    if (*stop && t->ranks->world_size == 1) return MTP_OK; /* data that may not come is not waited for */
+    mtp__optim_result result = {0};
+    MTP_TRY(share_results(t, differentiate(t, f), f));
+    u->loss = mtp__step_total(&t->step_config, u->sums, u->counts);
+    const mtp__optim_update step = {.learning_rate = mtp__schedule_lr(&t->schedule, done), .skip = !isfinite(u->loss)};
+    mtp_status status = mtp__optimizer_step(t->optimizer, &step);
+    if (status == MTP_OK) status = mtp__optimizer_read(t->optimizer, &result);
+    take_result(u, &result);
+    return status == MTP_OK && u->bad ? MTP_OK : share_values(t, status);
+}
+
+/* Alone: the same, and what brings the results to the host; nothing waits. The device skips the step itself, when one
+ * of the sums that make the loss, or the norm, is not finite. */
+static mtp_status step_alone(mtp__trainer *t, int64_t done, mtp__flight *f)
+{
+    const mtp_backend *ops = t->context->ops;
+    mtp_device *device = t->context->device;
+    const mtp_view sums = mtp__step_device_sums(t->step);
+    const size_t count = (size_t)mtp_view_count(sums);
+    const mtp__optim_update step = {.learning_rate = mtp__schedule_lr(&t->schedule, done),
+                                    .watch = mtp_view_1d(sums.data, MTP_F64, (int64_t)count)};
+    MTP_TRY(differentiate(t, f));
+    MTP_TRY(mtp__optimizer_step(t->optimizer, &step));
+    MTP_TRY(ops->download_async(device, f->sums, sums.data, count * sizeof *f->sums));
+    MTP_TRY(ops->download_async(device, f->control, t->optimizer->control.data, MTP_CONTROL * sizeof *f->control));
+    return ops->mark(device, &f->mark);
+}
+
+static mtp_status read_alone(mtp__trainer *t, mtp__flight *f)
+{
+    mtp__update *u = &f->update;
+    MTP_TRY(t->context->ops->mark_wait(t->context->device, f->mark));
+    mtp__step_sums_of(f->sums, t->step_config.num_speculative_steps, u->sums);
+    u->loss = mtp__step_total(&t->step_config, u->sums, u->counts);
+    const mtp__optim_result result = mtp__optim_result_of(f->control);
+    take_result(u, &result);
+    return MTP_OK;
+}
+
+static mtp_status launch(mtp__trainer *t, int64_t done, mtp__flight *f, bool *stop)
+{
+    const bool alone = t->ranks->world_size == 1;
+    if (*stop && alone) return MTP_OK; /* data that may not come is not waited for */
     MTP_TRY(share_counts(t, fetch(t, done, f), f, stop));
     if (*stop) return MTP_OK;
-    MTP_TRY(share_results(t, differentiate(t, f), u));
-    u->loss = mtp__step_total(&t->step_config, u->sums, u->counts);
-    const mtp_status status = optimize(t, done, u);
-    return status == MTP_OK && u->bad ? MTP_OK : share_values(t, status);
+    return alone ? step_alone(t, done, f) : step_together(t, done, f);
 }
 
 mtp_status mtp__trainer_launch(mtp__trainer *t, int64_t done, bool stop, bool *stopped)
@@ -224,9 +267,10 @@ mtp_status mtp__trainer_read(mtp__trainer *t, mtp__update *update)
 {
     MTP_REQUIRE(mtp__trainer_flying(t) > 0);
     mtp__flight *f = flight_of(t, t->read++);
-    *update = f->update;
     t->bad.count = 0;
-    const mtp_status status = update->bad ? note_samples(t, f) : MTP_OK;
+    mtp_status status = t->ranks->world_size == 1 ? mtp__plan_explain(t->plan, read_alone(t, f)) : MTP_OK;
+    *update = f->update;
+    if (status == MTP_OK && update->bad) status = note_samples(t, f);
     release_batches(t, f);
     return status;
 }

@@ -270,40 +270,11 @@ static void a_rehearsal_writes_nothing(void **state)
     mtp_train_config_free(config);
 }
 
-/* Hidden states so large that their squares overflow: finite in the file, not in the step. */
-static const char *huge_sample(void)
-{
-    const char *path = test_path("%s/huge.safetensors", test_dir());
-    mtp_safetensors *file = NULL;
-    assert_ok(mtp_safetensors_open(MTP_TEST_DATA "/sample/train/sample_0003.safetensors", &file));
-    const size_t count = mtp_safetensors_count(file), pairs = mtp_safetensors_metadata_count(file);
-    mtp_safetensors_source *sources = calloc(count, sizeof *sources);
-    mtp_safetensors_pair *metadata = calloc(pairs + 1, sizeof *metadata);
-    uint16_t *huge = NULL;
-    for (size_t i = 0; i < pairs; i++) metadata[i] = mtp_safetensors_metadata_at(file, i);
-    for (size_t i = 0; i < count; i++) {
-        const mtp_safetensors_entry *e = mtp_safetensors_at(file, i);
-        sources[i] = (mtp_safetensors_source){
-            .name = e->name, .dtype = e->dtype, .rank = e->rank, .shape = e->shape, .data = e->data};
-        if (strcmp(e->name, "hidden_states") != 0) continue;
-        assert_int_equal(e->dtype, MTP_BF16);
-        huge = malloc(e->size);
-        for (int64_t j = 0; j < e->count; j++) huge[j] = 0x7f00;
-        sources[i].data = huge;
-    }
-    assert_ok(mtp_safetensors_write(path, metadata, pairs, sources, count));
-    free(huge);
-    free(sources);
-    free(metadata);
-    mtp_safetensors_close(file);
-    return path;
-}
-
 static void numbers_that_blow_up_name_step_and_samples(void **state)
 {
     (void)state;
     const char *run = test_path("%s/run", test_dir());
-    const char *data = test_path("train_data=[\"%s\"]", huge_sample());
+    const char *data = test_path("train_data=[\"%s\"]", test_huge_sample(3));
     mtp_train_config *config = test_config(run, data, "max_bad_steps=0");
     assert_fails(test_train(config, NULL), MTP_E_DATA, "step 1: loss");
     assert_non_null(strstr(mtp_last_error()->message, "not finite. The samples of its batch: huge.safetensors"));
@@ -335,7 +306,7 @@ static const char *const *with_a_bad_step(const char *more)
     const char *const fixed[] = {
         test_path("train_data=[\"%s0.safetensors\", \"%s1.safetensors\", \"%s2.safetensors\", \"%s4.safetensors\", "
                   "\"%s\"]",
-                  sample, sample, sample, sample, huge_sample()),
+                  sample, sample, sample, sample, test_huge_sample(3)),
         "max_steps=8",
         "save_steps=1",
         "keep_last=0",

@@ -64,6 +64,34 @@ mtp_train_result test_train_ok(const char *output_dir, const char *const *overri
     return result;
 }
 
+const char *test_huge_sample(int number)
+{
+    const char *path = test_path("%s/huge.safetensors", test_dir());
+    mtp_safetensors *file = NULL;
+    assert_ok(mtp_safetensors_open(test_path(MTP_TEST_DATA "/sample/train/sample_%04d.safetensors", number), &file));
+    const size_t count = mtp_safetensors_count(file), pairs = mtp_safetensors_metadata_count(file);
+    mtp_safetensors_source *sources = calloc(count, sizeof *sources);
+    mtp_safetensors_pair *metadata = calloc(pairs + 1, sizeof *metadata);
+    uint16_t *huge = NULL;
+    for (size_t i = 0; i < pairs; i++) metadata[i] = mtp_safetensors_metadata_at(file, i);
+    for (size_t i = 0; i < count; i++) {
+        const mtp_safetensors_entry *e = mtp_safetensors_at(file, i);
+        sources[i] = (mtp_safetensors_source){
+            .name = e->name, .dtype = e->dtype, .rank = e->rank, .shape = e->shape, .data = e->data};
+        if (strcmp(e->name, "hidden_states") != 0) continue;
+        assert_int_equal(e->dtype, MTP_BF16);
+        huge = malloc(e->size);
+        for (int64_t j = 0; j < e->count; j++) huge[j] = 0x7f00;
+        sources[i].data = huge;
+    }
+    assert_ok(mtp_safetensors_write(path, metadata, pairs, sources, count));
+    free(huge);
+    free(sources);
+    free(metadata);
+    mtp_safetensors_close(file);
+    return path;
+}
+
 char *test_train_metrics(const char *output_dir)
 {
     char *file = test_read(test_path("%s/metrics.jsonl", output_dir), NULL);

@@ -20,6 +20,10 @@ mtp_status test_train(const mtp_train_config *config, mtp_train_result *result);
 mtp_train_result test_train_ok(const char *output_dir, const char *const *overrides);
 #define test_run_training(output_dir, ...) test_train_ok(output_dir, (const char *const[]){__VA_ARGS__, NULL})
 
+/* train/sample_<number> with hidden states so large that their squares overflow: finite in the file, not in the step.
+ */
+const char *test_huge_sample(int number);
+
 /* metrics.jsonl of a run without what depends on the clock: each line without its "time". free() it. */
 char *test_train_metrics(const char *output_dir);
 /* Fail unless two checkpoint directories hold the same step, position and tensors, bit for bit. */
