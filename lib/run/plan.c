@@ -190,6 +190,10 @@ static mtp_status plan_training(const mtp_train_config *c, const mtp_drafter_con
     mtp__arena arena;
     const mtp_step_config step = mtp__config_step(c);
     MTP_TRY(mtp__step_plan(drafter, context, mtp__config_masters(c), &step, MTP__STEP_TRAIN, &arena));
+    plan->rows_per_chunk = step.rows_per_chunk;
+    plan->logits_budget = (int64_t)step.logits_budget;
+    if (plan->logits_budget == 0)
+        plan->logits_budget = (int64_t)(plan->has_device ? MTP__LOGITS_MIB_DEVICE : MTP__LOGITS_MIB_HOST) << 20;
     for (int32_t i = 0; i < arena.num_labels; i++)
         MTP_TRY(add_device(plan, arena.labels[i].label, arena.labels[i].bytes, "training step"));
     return add_host(plan, "staging", staging_bytes(plan, &arena), "pinned; rows on their way to the device");

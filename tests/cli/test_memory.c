@@ -88,6 +88,9 @@ static void too_little_memory_is_said_with_the_plan(void **state)
     test_expect(test_execute((const char *const[]){"/usr/bin/env", less, MTP_TEST_PROGRAM, "plan", config, "--set",
                                                    alone, NULL}),
                 0, "\"auto\": it does not fit", "");
+    /* by default as many rows at once as a micro-batch can have */
+    test_expect(test_mtp("plan", config), 0, test_path("%d rows at once (rows_per_chunk), 2048 MiB", 2 * DIST_TOKENS),
+                "");
 }
 
 static void an_evaluation_says_it_too(void **state)

@@ -173,6 +173,8 @@ static void follows_the_configuration(void **state)
     test_run large = test_mtp("plan", config, "--json", "--set", "rows_per_chunk=1024");
     json_t *a = json_loads(small.out, 0, NULL), *b = json_loads(large.out, 0, NULL);
     assert_true(bytes_of(b, "activations") > 8 * bytes_of(a, "activations"));
+    assert_int_equal(json_integer_value(json_object_get(b, "rows_per_chunk")), 1024);
+    test_expect(test_mtp("plan", config), 0, "512 rows at once (rows_per_chunk), 256 MiB of logits", "");
     assert_int_equal(bytes_of(a, "optimizer moments"), bytes_of(b, "optimizer moments"));
     /* each of the four micro-batches of the ring has a buffer */
     test_run direct = test_mtp("plan", config, "--json", "--set", "rows_per_chunk=64", "--set", "direct_io=on");

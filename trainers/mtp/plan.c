@@ -30,6 +30,8 @@ static mtp_status print_table(const mtp_plan *plan)
     print_file("checkpoint", plan->checkpoint_bytes, "on disk, each");
     print_file("export", plan->export_bytes, "on disk");
     printf("\n%lld parameters, %lld of them trained\n", (long long)plan->num_parameters, (long long)plan->num_trained);
+    printf("%lld rows at once (rows_per_chunk), %.0f MiB of logits at most (logits_budget_mib)\n",
+           (long long)plan->rows_per_chunk, mib((uint64_t)plan->logits_budget));
     if (plan->has_device && plan->device_bytes > plan->device_free)
         printf("\ndoes not fit: %.1f MiB more than are free; less is needed with %s\n",
                mib(plan->device_bytes - plan->device_free), plan->remedy);
@@ -49,7 +51,9 @@ static void print_string(const char *text)
 
 static void print_json(const mtp_plan *plan)
 {
-    printf("{\"parameters\": %lld, \"trained\": %lld, \"total_bytes\": %llu, \"device_bytes\": %llu, "
+    printf("{\"rows_per_chunk\": %lld, \"logits_budget_mib\": %lld, ", (long long)plan->rows_per_chunk,
+           (long long)(plan->logits_budget >> 20));
+    printf("\"parameters\": %lld, \"trained\": %lld, \"total_bytes\": %llu, \"device_bytes\": %llu, "
            "\"host_bytes\": %llu, \"checkpoint_bytes\": %llu, \"export_bytes\": %llu, ",
            (long long)plan->num_parameters, (long long)plan->num_trained, (unsigned long long)plan->total_bytes,
            (unsigned long long)plan->device_bytes, (unsigned long long)plan->host_bytes,

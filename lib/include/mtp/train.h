@@ -155,6 +155,7 @@ typedef struct mtp_plan {
     uint64_t device_free, device_total;      /* bytes of it, when the plan was made */
     char device[96];                         /* "NVIDIA H200, sm_90, 132 multiprocessors" */
     const char *remedy;                      /* what makes the plan smaller */
+    int64_t rows_per_chunk, logits_budget;   /* as configured, or what the device has by default; bytes */
 } mtp_plan;
 
 /* Of one of `world_size` ranks. From the configurations of drafter and verifier alone; nothing of what it lists is
