@@ -18,11 +18,11 @@ typedef struct block {
     size_t used;
 } block;
 
-/* The next n numbers of 4 bytes: where to fill them in, and as ops see them. */
+/* The next n numbers of 4 bytes: where to fill them in, and as ops see them; nowhere while a block is measured. */
 static void *next(block *b, mtp_dtype dtype, int64_t n, mtp_view *view)
 {
-    void *host = b->host + b->used;
-    *view = mtp_view_1d(b->device + b->used, dtype, n);
+    void *host = b->host ? b->host + b->used : NULL;
+    *view = mtp_view_1d(b->device ? b->device + b->used : NULL, dtype, n);
     b->used += ((size_t)n * sizeof(int32_t) + ALIGN - 1) / ALIGN * ALIGN;
     return host;
 }

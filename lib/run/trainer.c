@@ -304,7 +304,8 @@ mtp_status mtp__trainer_open(const mtp_train_config *config, const mtp__trainer_
                         .ranks = options->ranks,
                         .begin = options->begin,
                         .accumulation = config->gradient_accumulation_steps};
-    return mtp__plan_explain(t->plan, open_all(t, options));
+    const mtp_status status = open_all(t, options); /* makes the plan */
+    return mtp__plan_explain(t->plan, status);
 }
 
 /* What gradients and weights travel by. */
