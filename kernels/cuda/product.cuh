@@ -114,7 +114,7 @@ struct bf16_product {
         ROW_LANES = 4,
         ROW_PARTS = 4
     };
-    struct alignas(128) shared {
+    struct alignas(16) shared {
         bf16 a[STAGES][ROWS * DEPTH], b[STAGES][COLS * DEPTH];
     };
     float sum[WARP_ROWS / 16][WARP_COLS / 8][4];

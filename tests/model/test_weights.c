@@ -17,7 +17,7 @@ static mtp_context *context;
 static int setup(void **state)
 {
     (void)state;
-    const mtp_context_options options = {.num_threads = 1};
+    const mtp_context_options options = {.device = getenv("MTP_TEST_DEVICE"), .num_threads = 1};
     return mtp_context_create(&options, &context) == MTP_OK ? 0 : -1;
 }
 

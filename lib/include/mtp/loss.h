@@ -41,7 +41,9 @@ typedef struct mtp_step_config {
     bool detach_state;       /* cut the gradient between draft steps */
     int64_t rows_per_chunk; /* rows computed at once (memory), >= 1; results do not depend on it but for the float order
                                of sums over rows. 0: 512 on a CPU, 8192 on a GPU */
-    size_t logits_budget;   /* bytes of logits that the flat head may hold; 0: 256 MiB on a CPU, 2 GiB on a GPU */
+    size_t logits_budget;   /* bytes of logits that the flat head may hold, and on a GPU of what the other two hold of
+                               their pairs of a row and a centroid; 0: 256 MiB on a CPU, 2 GiB on a GPU. That is 2048
+                               rows of 262144 logits, or 49000 rows with 33 centroids of 128 tokens and 256 columns */
 } mtp_step_config;
 
 #ifdef __cplusplus
