@@ -5,9 +5,9 @@
  * In bf16 mode the error of a group is the root mean square over its tensors of |got - want| / |want| (2-norms; tensors
  * of one element, of which a single one may cancel to nothing, are taken together as one), and may be twice that of a
  * plain step in bf16: the CPU's with every stored value and every factor rounded (rounded.c), whose own errors have
- * limits. Rounding may turn a choice between near ties: a centroid that only one of both selected
- * is left out of the logits, a place that another token was drafted for out of everything that is given by place; how
- * many there may be is limited, and the share of such places is added to what losses and gradients may differ by. */
+ * limits. Rounding may turn a choice between near ties: a centroid that only one of both selected is left out of the
+ * logits, a place that another token was drafted for out of everything that is given by place; how many there may be is
+ * limited, and the share of such places is added to what losses and gradients may differ by. */
 #ifndef MTP_TESTS_GOLDEN_H
 #define MTP_TESTS_GOLDEN_H
 
