@@ -20,6 +20,7 @@ static __global__ void other(int *out)
     if (threadIdx.x == 0) out[0] = 1;
 }
 
+#ifdef MTP_EMU_BOUNDS /* known where GCC compiles: launch.h */
 enum { TWO_WARPS = 64 };
 
 static __global__ void __launch_bounds__(TWO_WARPS) bounded(int *out)
@@ -36,6 +37,7 @@ static __global__ void __launch_bounds__(T::THREADS, 2) bounded_by(int *out, T)
 {
     if (threadIdx.x == 0) out[0] = 1;
 }
+#endif
 
 static void properties(void **)
 {
@@ -86,7 +88,6 @@ static void shapes(void **)
     assert_int_equal(cudaGetLastError(), cudaErrorInvalidConfiguration);
 }
 
-/* Known where GCC compiles: see launch.h. */
 static void bounds(void **)
 {
 #ifdef MTP_EMU_BOUNDS
