@@ -16,18 +16,24 @@ typedef struct mtp__philox {
     uint32_t word[4];
 } mtp__philox;
 
+#define MTP__PHILOX_ROUNDS 10
+#define MTP__PHILOX_M0 0xD2511F53u
+#define MTP__PHILOX_M1 0xCD9E8D57u
+#define MTP__PHILOX_W0 0x9E3779B9u /* the golden ratio */
+#define MTP__PHILOX_W1 0xBB67AE85u /* sqrt(3) - 1 */
+
 /* Ten rounds. key: low word, high word. */
 static inline MTP__BOTH_SIDES mtp__philox mtp__philox_10(mtp__philox x, uint32_t key0, uint32_t key1)
 {
-    for (int round = 0; round < 10; round++) {
-        const uint64_t a = (uint64_t)0xD2511F53u * x.word[0], b = (uint64_t)0xCD9E8D57u * x.word[2];
+    for (int round = 0; round < MTP__PHILOX_ROUNDS; round++) {
+        const uint64_t a = (uint64_t)MTP__PHILOX_M0 * x.word[0], b = (uint64_t)MTP__PHILOX_M1 * x.word[2];
         const uint32_t w1 = x.word[1], w3 = x.word[3];
         x.word[0] = (uint32_t)(b >> 32) ^ w1 ^ key0;
         x.word[1] = (uint32_t)b;
         x.word[2] = (uint32_t)(a >> 32) ^ w3 ^ key1;
         x.word[3] = (uint32_t)a;
-        key0 += 0x9E3779B9u; /* the golden ratio */
-        key1 += 0xBB67AE85u; /* sqrt(3) - 1 */
+        key0 += MTP__PHILOX_W0;
+        key1 += MTP__PHILOX_W1;
     }
     return x;
 }

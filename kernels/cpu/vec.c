@@ -412,16 +412,45 @@ static void adamw(float *p, float *m, float *v, const float *g, int64_t n, const
     }
 }
 
+/* mtp__random_block of `BLOCKS` neighbouring blocks, side by side so that the compiler makes vectors of them: the 16
+ * bits of each of their values. */
+enum { BLOCKS = 16, OF_A_BLOCK = 8, OF_ALL_BLOCKS = BLOCKS * OF_A_BLOCK };
+
+static void random_blocks(uint32_t random[OF_ALL_BLOCKS], uint64_t seed, uint64_t step, uint64_t block)
+{
+    uint32_t x[4][BLOCKS], key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+    for (int i = 0; i < BLOCKS; i++) {
+        const uint64_t counter = block + (uint64_t)i;
+        x[0][i] = (uint32_t)counter;
+        x[1][i] = (uint32_t)(counter >> 32);
+        x[2][i] = (uint32_t)step;
+        x[3][i] = (uint32_t)(step >> 32);
+    }
+    for (int round = 0; round < MTP__PHILOX_ROUNDS; round++) {
+        for (int i = 0; i < BLOCKS; i++) {
+            const uint64_t a = (uint64_t)MTP__PHILOX_M0 * x[0][i], b = (uint64_t)MTP__PHILOX_M1 * x[2][i];
+            x[0][i] = (uint32_t)(b >> 32) ^ x[1][i] ^ key0;
+            x[1][i] = (uint32_t)b;
+            x[2][i] = (uint32_t)(a >> 32) ^ x[3][i] ^ key1;
+            x[3][i] = (uint32_t)a;
+        }
+        key0 += MTP__PHILOX_W0;
+        key1 += MTP__PHILOX_W1;
+    }
+    for (int i = 0; i < BLOCKS; i++)
+        for (int j = 0; j < OF_A_BLOCK; j++) random[OF_A_BLOCK * i + j] = x[j / 2][i] >> (16 * (j % 2)) & 0xffffu;
+}
+
 static void round_stochastic(uint16_t *dst, const float *src, int64_t n, uint64_t seed, uint64_t step, uint64_t place)
 {
-    enum { GROUP = 8 };
-    for (int64_t i = 0; i < n; i += GROUP) {
-        const int count = n - i < GROUP ? (int)(n - i) : GROUP;
-        const mtp__philox random = mtp__random_block(seed, step, (place + (uint64_t)i) / GROUP);
-        uint32_t bits[GROUP];
-        memcpy(bits, src + i, (size_t)count * sizeof *bits);
-        for (int j = 0; j < count; j++)
-            dst[i + j] = (uint16_t)(mtp__round_to_bf16(bits[j], mtp__random_bits(&random, j)) >> 16);
+    for (int64_t i = 0; i < n; i += OF_ALL_BLOCKS) {
+        const size_t count = (size_t)(n - i < OF_ALL_BLOCKS ? n - i : OF_ALL_BLOCKS);
+        uint32_t random[OF_ALL_BLOCKS], bits[OF_ALL_BLOCKS] = {0};
+        uint16_t rounded[OF_ALL_BLOCKS];
+        random_blocks(random, seed, step, (place + (uint64_t)i) / OF_A_BLOCK);
+        memcpy(bits, src + i, count * sizeof *bits);
+        for (int j = 0; j < OF_ALL_BLOCKS; j++) rounded[j] = (uint16_t)(mtp__round_to_bf16(bits[j], random[j]) >> 16);
+        memcpy(dst + i, rounded, count * sizeof *rounded);
     }
 }
 

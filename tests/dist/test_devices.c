@@ -27,6 +27,20 @@ static void two_ranks_on_a_gpu(void **state)
     free(b);
 }
 
+/* The copies that products take are renewed where another rank has updated the masters. */
+static void bf16_on_two_ranks(void **state)
+{
+    (void)state;
+    const char *runs[2];
+    for (int stage = 0; stage < 2; stage++)
+        runs[stage] = dist_train_with(2, "device=cuda:0", "precision=bf16", dist_max_steps(3), dist_budget(3),
+                                      "distributed.backend=gloo", test_path("zero_stage=%d", stage));
+    char *a = test_train_metrics(runs[0]), *b = test_train_metrics(runs[1]);
+    assert_string_equal(a, b);
+    free(a);
+    free(b);
+}
+
 /* Why the test cannot be made here; NULL when it can. */
 static const char *obstacle(void)
 {
@@ -48,6 +62,7 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_ranks_on_a_gpu),
+        cmocka_unit_test(bf16_on_two_ranks),
     };
     return cmocka_run_group_tests(tests, dist_setup, NULL);
 }
