@@ -140,6 +140,7 @@ mtp_status mtp__cuda_mark_wait(mtp_device *device, mtp_mark *mark)
     MTP_TRY(mtp__cuda_enter(device));
     const cudaError_t state = cudaEventQuery(mark->event);
     if (state == cudaErrorNotReady) {
+        cudaGetLastError(); /* it is no error, but may be taken for the next launch's */
         device->counts.waits++;
         MTP_CUDA_TRY("mark_wait", cudaEventSynchronize(mark->event));
     } else {
