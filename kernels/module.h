@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 /* Raise it with every change of ops.h that a module of an older build would misread. */
-enum { MTP_MODULE_INTERFACE = 3 };
+enum { MTP_MODULE_INTERFACE = 4 };
 
 /* What the module uses of the host. The first two fields keep their place in every interface. Errors of the module are
  * raised in the host, whose records callers read. */

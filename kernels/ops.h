@@ -469,6 +469,10 @@ typedef struct mtp_backend {
      * whose memory is the host's both copy at once. */
     mtp_status (*upload_async)(mtp_device *device, void *memory, const void *host, size_t bytes);
     mtp_status (*download_async)(mtp_device *device, void *host, const void *memory, size_t bytes);
+    /* upload_async beside the ops: it begins when the device has passed `after` (NULL: at once), and from the next
+     * uploads_join on what is launched comes behind it. Neither is captured. */
+    mtp_status (*upload_beside)(mtp_device *device, void *memory, const void *host, size_t bytes, mtp_mark *after);
+    mtp_status (*uploads_join)(mtp_device *device);
     /* A mark behind all that was launched so far: a new one when *mark is NULL, else that one is moved here. */
     mtp_status (*mark)(mtp_device *device, mtp_mark **mark);
     /* Return when all in front of the mark is done. Indices out of range that kernels met until then: MTP_E_ARGUMENT,

@@ -139,6 +139,18 @@ struct mtp_mark {
     char unused;
 };
 
+static mtp_status cpu_upload_beside(mtp_device *device, void *memory, const void *host, size_t bytes, mtp_mark *after)
+{
+    (void)after;
+    return cpu_upload(device, memory, host, bytes);
+}
+
+static mtp_status cpu_uploads_join(mtp_device *device)
+{
+    (void)device;
+    return MTP_OK;
+}
+
 static mtp_status cpu_mark(mtp_device *device, mtp_mark **mark)
 {
     static const mtp_mark done = {0}; /* nobody writes to it: no variable of the library can change */
@@ -195,6 +207,8 @@ const mtp_backend *mtp__backend_cpu(void)
                                         .download = cpu_download,
                                         .upload_async = cpu_upload,
                                         .download_async = cpu_download,
+                                        .upload_beside = cpu_upload_beside,
+                                        .uploads_join = cpu_uploads_join,
                                         .mark = cpu_mark,
                                         .mark_wait = cpu_mark_wait,
                                         .mark_free = cpu_mark_free,

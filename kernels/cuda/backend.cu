@@ -105,10 +105,13 @@ static void cuda_close(mtp_device *device)
 {
     if (!device) return;
     cudaSetDevice(device->ordinal);
+    if (device->copies) cudaStreamSynchronize(device->copies);
     if (device->stream) cudaStreamSynchronize(device->stream);
     mtp__cuda_plans_free(device->plans);
     if (device->lt) cublasLtDestroy(device->lt);
     if (device->fault) cudaFree(device->fault);
+    if (device->copied) cudaEventDestroy(device->copied);
+    if (device->copies) cudaStreamDestroy(device->copies);
     if (device->stream) cudaStreamDestroy(device->stream);
     free(device);
 }
@@ -159,6 +162,8 @@ static mtp_status open_device(const mtp_device_options *options, mtp_device *dev
     MTP_TRY(read_properties(device));
     MTP_CUDA_TRY("opening a CUDA device", cudaSetDevice(device->ordinal));
     MTP_CUDA_TRY("opening a CUDA device", cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
+    MTP_CUDA_TRY("opening a CUDA device", cudaStreamCreateWithFlags(&device->copies, cudaStreamNonBlocking));
+    MTP_CUDA_TRY("opening a CUDA device", cudaEventCreateWithFlags(&device->copied, cudaEventDisableTiming));
     MTP_CUDA_TRY("opening a CUDA device", cudaMalloc((void **)&device->fault, sizeof *device->fault));
     MTP_CUDA_TRY("opening a CUDA device", cudaMemsetAsync(device->fault, 0, sizeof *device->fault, device->stream));
     MTP_CUBLAS_TRY("opening a CUDA device", cublasLtCreate(&device->lt));
@@ -296,6 +301,8 @@ const mtp_backend mtp__backend_cuda = {"cuda",
                                        mtp__cuda_download,
                                        mtp__cuda_upload_async,
                                        mtp__cuda_download_async,
+                                       mtp__cuda_upload_beside,
+                                       mtp__cuda_uploads_join,
                                        mtp__cuda_mark,
                                        mtp__cuda_mark_wait,
                                        mtp__cuda_mark_free,

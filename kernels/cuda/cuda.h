@@ -1,5 +1,5 @@
 /* What the files of the CUDA backend share on the host side: the device, its errors, the choice of a kernel by dtype.
- * Internal to kernels/cuda. Everything is launched on device->stream; no op waits for the device. */
+ * Internal to kernels/cuda. Ops are launched on device->stream; no op waits for the device. */
 #ifndef MTP_KERNELS_CUDA_H
 #define MTP_KERNELS_CUDA_H
 
@@ -18,6 +18,8 @@ struct mtp__cuda_plans; /* linear.cu: the cuBLASLt algorithm of every shape seen
 struct mtp_device {
     int ordinal;
     cudaStream_t stream;
+    cudaStream_t copies; /* uploads beside the ops */
+    cudaEvent_t copied;  /* behind those that uploads_join joins */
     cublasLtHandle_t lt;
     struct mtp__cuda_plans *plans;
     bool bf16;      /* products take their factors rounded to bf16 (accumulated in fp32); else all is fp32 */
@@ -65,6 +67,8 @@ mtp_status mtp__cuda_upload(mtp_device *device, void *memory, const void *host, 
 mtp_status mtp__cuda_download(mtp_device *device, void *host, const void *memory, size_t bytes);
 mtp_status mtp__cuda_upload_async(mtp_device *device, void *memory, const void *host, size_t bytes);
 mtp_status mtp__cuda_download_async(mtp_device *device, void *host, const void *memory, size_t bytes);
+mtp_status mtp__cuda_upload_beside(mtp_device *device, void *memory, const void *host, size_t bytes, mtp_mark *after);
+mtp_status mtp__cuda_uploads_join(mtp_device *device);
 mtp_status mtp__cuda_mark(mtp_device *device, mtp_mark **mark);
 mtp_status mtp__cuda_mark_wait(mtp_device *device, mtp_mark *mark);
 void mtp__cuda_mark_free(mtp_device *device, mtp_mark *mark);

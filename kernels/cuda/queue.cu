@@ -160,6 +160,28 @@ void mtp__cuda_mark_free(mtp_device *device, mtp_mark *mark)
     free(mark);
 }
 
+/* ---- uploads beside the ops -------------------------------------------------------------------------------------- */
+
+mtp_status mtp__cuda_upload_beside(mtp_device *device, void *memory, const void *host, size_t bytes, mtp_mark *after)
+{
+    MTP_REQUIRE((memory != NULL && host != NULL) || bytes == 0);
+    MTP_REQUIRE(!device->capturing);
+    if (bytes == 0) return MTP_OK;
+    MTP_TRY(mtp__cuda_enter(device));
+    if (after) MTP_CUDA_TRY("upload_beside", cudaStreamWaitEvent(device->copies, after->event, 0));
+    MTP_CUDA_TRY("upload_beside", cudaMemcpyAsync(memory, host, bytes, cudaMemcpyHostToDevice, device->copies));
+    return MTP_OK;
+}
+
+mtp_status mtp__cuda_uploads_join(mtp_device *device)
+{
+    MTP_REQUIRE(!device->capturing);
+    MTP_TRY(mtp__cuda_enter(device));
+    MTP_CUDA_TRY("uploads_join", cudaEventRecord(device->copied, device->copies));
+    MTP_CUDA_TRY("uploads_join", cudaStreamWaitEvent(device->stream, device->copied, 0));
+    return MTP_OK;
+}
+
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
 struct mtp_graph {

@@ -8,11 +8,11 @@
 
 #include "base/context.h"
 
-enum { MTP__GRAPHS_KEPT = 48, MTP__GRAPH_SIZES = 3 };
+enum { MTP__GRAPHS_KEPT = 64, MTP__GRAPH_NUMBERS = 4 };
 
 /* What graphs of the same work differ in. */
 typedef struct mtp__graph_key {
-    int64_t sizes[MTP__GRAPH_SIZES];
+    int64_t numbers[MTP__GRAPH_NUMBERS];
 } mtp__graph_key;
 
 typedef struct mtp__graph_entry {

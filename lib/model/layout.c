@@ -258,7 +258,9 @@ mtp_status mtp__step_layout(mtp__step *step, const mtp_drafter_config *config, m
     static const char label[] = "rotary tables";
 
     step->stored = step->context->ops->device_info(step->context->device)->stored;
-    mtp__stage_layout(&step->stage, step->context, mtp__chunk_size(step, config), arena);
+    /* who evaluates reads the results of a batch before the next one */
+    mtp__stage_layout(&step->stage, step->context, mtp__chunk_size(step, config),
+                      step->mode == MTP__STEP_TRAIN ? MTP__STAGE_SETS : 1, arena);
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
         if (config->geometry[type].head_dim == 0) continue;
         step->cos[type] = matrix(arena, label, step->Rc, config->geometry[type].head_dim / 2);

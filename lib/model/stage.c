@@ -5,11 +5,12 @@
 #include "base/error.h"
 #include "model/sizes.h"
 
-void mtp__stage_layout(mtp__stage *stage, const mtp_context *context, size_t size, mtp__arena *arena)
+void mtp__stage_layout(mtp__stage *stage, const mtp_context *context, size_t size, int sets, mtp__arena *arena)
 {
     stage->context = context;
     stage->direct = context->ops->memory_is_host;
     stage->size = size;
+    stage->num_sets = sets;
     stage->device = mtp__arena_take(arena, MTP__STAGE_LABEL, size);
 }
 
@@ -26,7 +27,10 @@ void mtp__stage_release(mtp__stage *stage)
     if (!stage->context) return;
     const mtp_backend *ops = stage->context->ops;
     mtp_device *device = stage->context->device;
-    for (int i = 0; i < MTP__STAGE_VIEWS; i++) ops->memory_free(device, stage->memory[i]);
+    for (int s = 0; s < MTP__STAGE_SETS; s++) {
+        for (int i = 0; i < MTP__STAGE_VIEWS; i++) ops->memory_free(device, stage->sets[s].memory[i]);
+        ops->mark_free(device, stage->sets[s].used);
+    }
     for (int i = 0; i < MTP__STAGE_BLOCKS; i++) {
         ops->mark_free(device, stage->copied[i]);
         ops->host_free(device, stage->host[i]);
@@ -42,31 +46,32 @@ size_t mtp__stage_reserved(size_t bytes)
 }
 
 /* Memory for one view: grows, in strides that make growing rare, and never shrinks. */
-static mtp_status reserve(mtp__stage *stage, int which, size_t bytes)
+static mtp_status reserve(const mtp__stage *stage, struct mtp__stage_set *set, int which, size_t bytes)
 {
     const mtp_backend *ops = stage->context->ops;
-    if (bytes <= stage->memory_size[which]) return MTP_OK;
-    ops->memory_free(stage->context->device, stage->memory[which]);
-    stage->memory[which] = NULL;
-    stage->memory_size[which] = 0;
+    if (bytes <= set->size[which]) return MTP_OK;
+    ops->memory_free(stage->context->device, set->memory[which]);
+    set->memory[which] = NULL;
+    set->size[which] = 0;
     const size_t size = mtp__stage_reserved(bytes);
-    MTP_TRY_AT(ops->memory_alloc(stage->context->device, size, &stage->memory[which]),
+    MTP_TRY_AT(ops->memory_alloc(stage->context->device, size, &set->memory[which]),
                which == MTP__STAGE_HIDDEN ? "hidden states of a batch" : "K/V of a batch");
-    stage->memory_size[which] = size;
+    set->size[which] = size;
     return MTP_OK;
 }
 
 /* `flat`: the batch's tokens in its first axis. */
-static mtp_status bring(mtp__stage *stage, int which, mtp_view flat, mtp_view *brought)
+static mtp_status bring(const mtp__stage *stage, struct mtp__stage_set *set, int which, mtp_view flat,
+                        mtp_view *brought)
 {
-    const size_t bytes = (size_t)mtp_view_count(flat) * mtp_dtype_size(flat.dtype),
-                 token = bytes / (size_t)flat.shape[0];
+    const mtp_context *context = stage->context;
+    const size_t bytes = (size_t)mtp_view_count(flat) * mtp_dtype_size(flat.dtype);
     *brought = flat;
     if (stage->direct) return MTP_OK;
-    MTP_TRY(reserve(stage, which, bytes));
-    MTP_TRY(stage->context->ops->upload_async(stage->context->device, stage->memory[which], flat.data, bytes));
-    brought->data = stage->memory[which];
-    brought->shape[0] = (int64_t)(stage->memory_size[which] / token);
+    MTP_TRY(reserve(stage, set, which, bytes));
+    MTP_TRY(context->ops->upload_beside(context->device, set->memory[which], flat.data, bytes, set->used));
+    brought->data = set->memory[which];
+    brought->shape[0] = (int64_t)(set->size[which] / (bytes / (size_t)flat.shape[0]));
     return MTP_OK;
 }
 
@@ -80,22 +85,30 @@ static bool same_view(const mtp_view *a, const mtp_view *b)
 mtp_status mtp__stage_batch(mtp__stage *stage, const mtp_batch *batch, mtp_view kv[MTP_LAYER_TYPES], mtp_view *hidden)
 {
     mtp_view now[MTP__STAGE_VIEWS] = {{0}};
+    stage->set = (stage->set + 1) % stage->num_sets;
+    struct mtp__stage_set *set = &stage->sets[stage->set];
     for (int type = 0; type < MTP_LAYER_TYPES; type++) {
         const mtp_view of = batch->kv[type];
         if (!of.data) continue;
         const mtp_view flat = mtp_view_4d(of.data, of.dtype, of.shape[0] * of.shape[1], 2, of.shape[3], of.shape[4]);
-        MTP_TRY(bring(stage, type, flat, &now[type]));
+        MTP_TRY(bring(stage, set, type, flat, &now[type]));
     }
     const mtp_view of = batch->hidden_states;
     const mtp_view flat = mtp_view_2d(of.data, of.dtype, of.shape[0] * of.shape[1], of.shape[2]);
-    MTP_TRY(bring(stage, MTP__STAGE_HIDDEN, flat, &now[MTP__STAGE_HIDDEN]));
+    MTP_TRY(bring(stage, set, MTP__STAGE_HIDDEN, flat, &now[MTP__STAGE_HIDDEN]));
     bool same = true;
-    for (int i = 0; i < MTP__STAGE_VIEWS; i++) same = same && same_view(&now[i], &stage->views[i]);
+    for (int i = 0; i < MTP__STAGE_VIEWS && set->views[MTP__STAGE_HIDDEN].data; i++)
+        same = same && same_view(&now[i], &set->views[i]);
     if (!same) stage->generation++;
-    memcpy(stage->views, now, sizeof now);
+    memcpy(set->views, now, sizeof now);
     memcpy(kv, now, MTP_LAYER_TYPES * sizeof *kv);
     *hidden = now[MTP__STAGE_HIDDEN];
-    return MTP_OK;
+    return stage->direct ? MTP_OK : stage->context->ops->uploads_join(stage->context->device);
+}
+
+mtp_status mtp__stage_batch_done(mtp__stage *stage)
+{
+    return stage->direct ? MTP_OK : stage->context->ops->mark(stage->context->device, &stage->sets[stage->set].used);
 }
 
 /* ---- a chunk ----------------------------------------------------------------------------------------------------- */

@@ -279,7 +279,7 @@ static mtp_status run_chunk(mtp__step *step, int64_t first, const int64_t *count
     MTP_TRY(mtp__chunk_begin(step, first, counts));
     const bool watched = step->watch.ready && step->last_chunk;
     if (step->outputs || watched || mtp__chunk_waits(step)) return compute(step);
-    const mtp__graph_key key = {{step->num_rows, step->num_tokens, step->head_rows}};
+    const mtp__graph_key key = {{step->stage.set, step->num_rows, step->num_tokens, step->head_rows}};
     return mtp__graphs_run(&step->graphs, &key, compute, step);
 }
 
@@ -288,9 +288,13 @@ static mtp_status run(mtp__step *step, const int64_t *counts)
     const int64_t generation = step->stage.generation;
     MTP_TRY(mtp__stage_batch(&step->stage, step->batch, step->kv, &step->hidden));
     if (step->stage.generation != generation) mtp__graphs_clear(&step->graphs);
-    for (int64_t first = 0; first < step->rows->num_rows; first += step->own_rows)
-        MTP_TRY(run_chunk(step, first, counts));
-    return MTP_OK;
+    mtp_status status = MTP_OK;
+    for (int64_t first = 0; first < step->rows->num_rows && status == MTP_OK; first += step->own_rows)
+        status = run_chunk(step, first, counts);
+    if (status == MTP_OK) return mtp__stage_batch_done(&step->stage);
+    const mtp_error error = *mtp_last_error();
+    (void)mtp__stage_batch_done(&step->stage); /* some of it is launched */
+    return mtp__fail_again(&error);
 }
 
 void mtp__step_sums_of(const double *numbers, int32_t K, mtp__step_sums *sums)

@@ -159,8 +159,9 @@ static mtp_status plan_data(const mtp_train_config *c, const mtp_verifier_config
 
 mtp_status mtp__plan_kv(mtp_plan *plan, const mtp_verifier_config *verifier, int64_t tokens, int64_t evaluations)
 {
-    static const char note[] = "16-bit values; twice this for fp32 samples";
-    const uint64_t steps = evaluations ? (uint64_t)evaluations : 1;
+    const char *note = evaluations ? "16-bit values; twice this for fp32 samples"
+                                   : "16-bit values, two batches in turn; twice this for fp32 samples";
+    const uint64_t steps = evaluations ? (uint64_t)evaluations : MTP__STAGE_SETS;
     size_t kv = 0;
     if (!plan->has_device) return MTP_OK; /* read where the loader put it */
     for (int type = 0; type < MTP_LAYER_TYPES; type++)

@@ -23,8 +23,8 @@ mtp_status mtp__plan_add(mtp_plan *plan, mtp__plan_place place, const char *what
  * of pinned memory that they take, which is not added. */
 mtp_status mtp__plan_evaluation(mtp_plan *plan, const mtp_drafter_config *drafter, const mtp_context *context,
                                 mtp_dtype masters, const mtp_step_config *config, int steps, uint64_t *staging);
-/* K/V and hidden states of a batch of `tokens` tokens on the device: of the training step (0), or of so many steps that
- * evaluate. */
+/* K/V and hidden states of a batch of `tokens` tokens on the device: of the training step (0; it has two sets), or of
+ * so many steps that evaluate. */
 mtp_status mtp__plan_kv(mtp_plan *plan, const mtp_verifier_config *verifier, int64_t tokens, int64_t evaluations);
 /* The last line of a plan: where the verifier's table lies, as `choice` says; with MTP_EMBEDDING_AUTO on the device
  * when it fits beside everything else and leaves a margin. Asks the device what is free. */

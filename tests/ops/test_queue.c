@@ -76,6 +76,42 @@ static void copies_keep_the_order(void **state)
     ops_release();
 }
 
+/* The copy does not overtake the ops that its memory is used by, nor do those behind the join overtake the copy. */
+static void uploads_beside_the_ops(void **state)
+{
+    (void)state;
+    mtp_device *device = ops_open(NULL, 1);
+    float *memory = device_floats(device, N), *other = device_floats(device, N), *first = pinned(device, 1),
+          *second = pinned(device, 1000), *out = pinned(device, 0);
+    mtp_mark *used = NULL;
+    assert_ok(backend()->upload(device, memory, first, N * sizeof(float)));
+    assert_ok(backend()->memory_zero(device, other, N * sizeof(float)));
+    for (int round = 0; round < 3; round++) {
+        const mtp_axpy_args add = {.x = mtp_view_1d(memory, MTP_F32, N),
+                                   .y = mtp_view_1d(other, MTP_F32, N),
+                                   .alpha = 1.0f,
+                                   .write = MTP_ACCUMULATE};
+        assert_ok(backend()->axpy(device, &add));
+        assert_ok(backend()->mark(device, &used));
+        const int64_t waits = backend()->device_counts(device).waits;
+        assert_ok(backend()->upload_beside(device, memory, round == 1 ? first : second, N * sizeof(float), used));
+        assert_ok(backend()->uploads_join(device));
+        assert_int_equal(backend()->device_counts(device).waits, waits);
+    }
+    twice(device, memory);
+    assert_ok(backend()->download(device, out, other, N * sizeof(float)));
+    for (int i = 0; i < N; i++) assert_true(out[i] == 2 * first[i] + second[i]);
+    assert_ok(backend()->download(device, out, memory, N * sizeof(float)));
+    for (int i = 0; i < N; i++) assert_true(out[i] == 2 * second[i]);
+    assert_fails(backend()->upload_beside(device, NULL, first, 4, NULL), MTP_E_ARGUMENT, "");
+    backend()->mark_free(device, used);
+    float *const all[] = {first, second, out};
+    for (int i = 0; i < 3; i++) backend()->host_free(device, all[i]);
+    backend()->memory_free(device, memory);
+    backend()->memory_free(device, other);
+    ops_release();
+}
+
 static void memory_is_counted(void **state)
 {
     (void)state;
@@ -232,8 +268,11 @@ static void what_spoils_a_capture(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies_keep_the_order),          cmocka_unit_test(memory_is_counted),
-        cmocka_unit_test(bad_indices_are_said_at_a_mark), cmocka_unit_test(a_launch_reads_what_is_there_then),
+        cmocka_unit_test(copies_keep_the_order),
+        cmocka_unit_test(uploads_beside_the_ops),
+        cmocka_unit_test(memory_is_counted),
+        cmocka_unit_test(bad_indices_are_said_at_a_mark),
+        cmocka_unit_test(a_launch_reads_what_is_there_then),
         cmocka_unit_test(what_spoils_a_capture),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
