@@ -178,8 +178,9 @@ static inline mtp_view mtp__up_of(mtp_view both)
  * NULL. */
 static inline mtp_view mtp__joined(mtp_view first, mtp_view second)
 {
+    if (!first.data) return (mtp_view){0};
     const char *end = (const char *)first.data + (size_t)mtp_view_count(first) * mtp_dtype_size(first.dtype);
-    if (!first.data || second.data != (const void *)end || first.dtype != second.dtype) return (mtp_view){0};
+    if (second.data != (const void *)end || first.dtype != second.dtype) return (mtp_view){0};
     return mtp_view_2d(first.data, first.dtype, first.shape[0] + second.shape[0], first.shape[1]);
 }
 /* [rows, NH * D] seen as [rows, NH, D] and as [rows * NH, D]; [rows, NH] seen as [rows * NH]. */
