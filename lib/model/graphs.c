@@ -36,12 +36,13 @@ static mtp__graph_entry *find(mtp__graphs *graphs, const mtp__graph_key *key, mt
     return NULL;
 }
 
-/* MTP_OK without a graph: it cannot be captured. */
+/* MTP_OK without a graph: it cannot be captured. The first time that is said, with the reason. */
 static mtp_status capture(mtp__graphs *graphs, mtp__graph_entry *entry, mtp_status (*work)(void *user), void *user)
 {
     const mtp_context *context = graphs->context;
     MTP_TRY(context->ops->graph->capture_begin(context->device));
     const mtp_status status = work(user);
+    const mtp_error first = *mtp_last_error();
     const mtp_status ended = context->ops->graph->capture_end(context->device, &entry->graph);
     if (status == MTP_OK && ended == MTP_OK) {
         graphs->captured++;
@@ -50,7 +51,10 @@ static mtp_status capture(mtp__graphs *graphs, mtp__graph_entry *entry, mtp_stat
     if (entry->graph) context->ops->graph->free(context->device, entry->graph);
     entry->graph = NULL;
     entry->refused = true;
-    graphs->refused++;
+    if (graphs->refused++ == 0)
+        mtp_log(context->logger, MTP_LOG_WARNING,
+                "a step cannot be captured as a graph and runs call by call, slower and with the same results: %s",
+                status != MTP_OK ? first.message : mtp_last_error()->message);
     return MTP_OK;
 }
 

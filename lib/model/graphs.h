@@ -1,6 +1,7 @@
 /* Internal to lib/model: work that comes again and again in the same sizes, captured as a graph when it comes the
  * second time and launched as a whole from then on. The first time it runs call by call, and the device chooses the
- * algorithms of its products. A bounded number of graphs is kept; the one that was not used for longest goes.
+ * algorithms of its products. A bounded number of graphs is kept; the one that was not used for longest goes. Work that
+ * cannot be captured runs call by call, and the context's logger gets a warning with the reason, the first time.
  *
  * MTP_CUDA_GRAPHS=0 in the environment lets everything run call by call. */
 #ifndef MTP_MODEL_GRAPHS_H

@@ -360,14 +360,29 @@ static mtp_status fill_once(void *user)
     return f->waits ? f->context->ops->download(f->context->device, &byte, f->memory, 1) : MTP_OK;
 }
 
+typedef struct heard {
+    int warnings;
+    char last[1024];
+} heard;
+
+static void hear(void *user, mtp_log_level level, const char *line)
+{
+    heard *h = user;
+    h->warnings += level == MTP_LOG_WARNING;
+    strncpy(h->last, line, sizeof h->last - 1);
+}
+
 static void the_oldest_graph_goes(void **state)
 {
     (void)state;
     fixture f;
     fixture_open(&f, "m26b_flat", MTP_HEAD_FLAT);
-    fill work = {.context = f.context};
+    heard log = {0};
+    const mtp_logger logger = {.write = hear, .user = &log};
+    const mtp_context context = {.ops = f.context->ops, .device = f.context->device, .logger = &logger};
+    fill work = {.context = &context};
     mtp__graphs graphs;
-    mtp__graphs_create(f.context, &graphs);
+    mtp__graphs_create(&context, &graphs);
     assert_ok(f.context->ops->memory_alloc(f.context->device, 64, &work.memory));
     for (int64_t round = 0; round < 3 && graphs.on; round++)
         for (int64_t key = 0; key < MTP__GRAPHS_KEPT; key++)
@@ -387,6 +402,11 @@ static void the_oldest_graph_goes(void **state)
         for (int i = 0; i < 4; i++) assert_ok(mtp__graphs_run(&graphs, &(mtp__graph_key){{7, 7}}, fill_once, &work));
         assert_int_equal(graphs.refused, 1);
         assert_int_equal(graphs.called, MTP__GRAPHS_KEPT + 6);
+        for (int i = 0; i < 2; i++) assert_ok(mtp__graphs_run(&graphs, &(mtp__graph_key){{7, 8}}, fill_once, &work));
+        assert_int_equal(graphs.refused, 2);
+        assert_int_equal(log.warnings, 1); /* with the reason */
+        assert_non_null(strstr(log.last, "runs call by call"));
+        assert_non_null(strstr(log.last, "captur"));
     }
     mtp__graphs_clear(&graphs);
     mtp__graphs_clear(&graphs);
