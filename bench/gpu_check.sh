@@ -126,6 +126,16 @@ skip()
 
 # ---- reports ----------------------------------------------------------------------------------------------------------
 
+# awk: a value of the JSON line at hand; "-" when it is not there or null.
+field='
+    function field(name,    at) {
+        at = match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")
+        if (!at) return "-"
+        at = substr($0, RSTART + length(name) + 4, RLENGTH - length(name) - 4)
+        gsub(/^"|"$/, "", at)
+        return at == "null" ? "-" : at
+    }'
+
 # The table of the benchmarks in the checks of a part: one row a JSON line with an op.
 bench_table()
 {
@@ -133,14 +143,7 @@ bench_table()
     lines=$(grep -h '^{"op": .*}$' "$out"/bench-*.log 2>/dev/null)
     [ -n "$lines" ] || return
     printf '\n| op | case | mode | microseconds | TFLOP/s | %% of peak | GB/s | %% of peak |\n|---|---|---|---|---|---|---|---|\n'
-    awk '
-        function field(name,    at) {
-            at = match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")
-            if (!at) return "-"
-            at = substr($0, RSTART + length(name) + 4, RLENGTH - length(name) - 4)
-            gsub(/^"|"$/, "", at)
-            return at == "null" ? "-" : at
-        }
+    awk "$field"'
         function some(number) { return number + 0 > 0 ? number : "-" }
         { printf "| %s | %s | %s | %.1f | %s | %s | %s | %s |\n", field("op"), field("case"), field("mode"), 1e6 * field("seconds"),
             some(field("tflops")), field("percent_of_peak_flops"), some(field("gbytes_per_second")), field("percent_of_peak_bytes") }' <<<"$lines"
@@ -153,14 +156,7 @@ step_table()
     [ -n "$lines" ] || return
     printf '\n| step | positions | K | tokens of a document | ms | positions/s | rows/s | %% of the floor | at TFLOP/s | ops | graph nodes | device GB | host GB |\n'
     printf '|---|---|---|---|---|---|---|---|---|---|---|---|---|\n'
-    awk '
-        function field(name,    at) {
-            at = match($0, "\"" name "\": (\"[^\"]*\"|[^,}]*)")
-            if (!at) return "-"
-            at = substr($0, RSTART + length(name) + 4, RLENGTH - length(name) - 4)
-            gsub(/^"|"$/, "", at)
-            return at
-        }
+    awk "$field"'
         { printf "| %s, %s | %s | %s | %s | %.2f | %.0f | %.0f | %s | %.0f | %s | %s | %.2f | %.2f |\n", field("size"), field("head"),
             field("rows"), field("num_speculative_steps"), field("document"), 1e3 * field("median_seconds"),
             field("positions_per_second"), field("draft_rows_per_second"),
