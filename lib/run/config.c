@@ -355,8 +355,7 @@ static const char *where_from(const char *key)
 {
     if (strcmp(key, "drafter") == 0)
         return ". Put the path of yours there or give --set drafter=DIR; published ones are google/gemma-4-*-assistant "
-               "at "
-               "Hugging Face, and `mtp init` makes one for a verifier";
+               "at Hugging Face, and `mtp init` makes one for a verifier";
     if (strcmp(key, "verifier") == 0)
         return ". Put the path of the model that wrote the samples there, or give --set verifier=DIR";
     return "";

@@ -164,8 +164,8 @@ static const mtp__field fields[] = {
      .help = "What computes: \"cpu\"; \"cuda\": the GPU of the local rank (LOCAL_RANK under a launcher, else the first); "
              "\"cuda:1\": that GPU. `mtp devices` lists them."},
     {KEY("device", precision, CHOICE), .value = "\"fp32\"", .choices = precisions, SAME,
-     .help = "Factors of matrix products: \"fp32\", or \"bf16\" (GPUs only). Sums, softmax, norms, losses and moments are "
-             "fp32 in both; master_weights is a setting of its own."},
+     .help = "Factors of matrix products, activations in memory among them: \"fp32\", or \"bf16\" (GPUs only). The residual "
+             "stream, sums, softmax, norms, losses and moments are fp32 in both; master_weights is a setting of its own."},
     {KEY("device", num_threads, INT), .value = "0", RANGE(0, 1024), FREE,
      .help = "Threads of the computation; 0: the cores this process may use. No result depends on it."},
     {KEY("device", isa, STRING), .value = "\"\"", FREE,
@@ -174,8 +174,8 @@ static const mtp__field fields[] = {
      .help = "Rows computed at once, 64 or more: memory against speed. Only the order of float sums depends on it. 0: 512 on a "
              "CPU; on a GPU, which many keep busy, tokens_per_batch but at most 8192."},
     {KEY("device", logits_budget_mib, INT), .value = "0", RANGE(0, 1048576), FREE,
-     .help = "MiB of logits that the flat head holds at once. Only the order of float sums depends on it. 0: 256 on a CPU, 2048 "
-             "on a GPU."},
+     .help = "MiB of logits that the flat head holds at once, and on a GPU of what the other heads hold of their pairs of a "
+             "row and a centroid. Only the order of float sums depends on it. 0: 256 on a CPU, 2048 on a GPU."},
     {KEY("device", embedding_on_device, CHOICE), .value = "\"auto\"", .choices = embedding_places, FREE,
      .help = "Keep the verifier's embedding table in the GPU's memory, so that tokens go there as ids alone. \"auto\": when it "
              "fits beside everything else that the run needs, with a margin (the log and `mtp plan` say it); \"off\": the rows "

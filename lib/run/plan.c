@@ -265,10 +265,8 @@ mtp_status mtp__plan_of(const mtp_train_config *c, const mtp_drafter_config *dra
     static const char remedy[] =
         "a smaller rows_per_chunk (activations, evaluation), logits_budget_mib (kernel scratch of a flat head) or "
         "tokens_per_batch (K/V), embedding_on_device = \"off\" (verifier embedding), precision = \"bf16\" "
-        "(activations), "
-        "master_weights = \"bf16\" (parameters), zero_stage = 1 on several ranks (optimizer moments); `mtp plan` shows "
-        "what "
-        "each of them does";
+        "(activations), master_weights = \"bf16\" (parameters), zero_stage = 1 on several ranks (optimizer moments); "
+        "`mtp plan` shows what each of them does";
     mtp_plan *made = NULL;
     *plan = NULL;
     MTP_TRY(mtp__plan_new(context, remedy, &made));

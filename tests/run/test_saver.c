@@ -1,5 +1,5 @@
 /* Protects: checkpoints written beside the training are the state at their begin whatever happens to it meanwhile; any
- * number of ranks writes one, and any other loads it bit for bit, of the version before as well; parts that are not
+ * number of ranks writes one, and any other loads it bit for bit, one of version 2 as well; parts that are not
  * every value once are refused; a save that fails on one rank fails on all, names it, and costs nothing but itself. */
 #include "fixture.h"
 
@@ -190,7 +190,7 @@ static void any_world_writes_and_any_other_loads(void **state)
         }
 }
 
-/* ---- what builds before the order of slots wrote --------------------------------------------------------------- */
+/* ---- version 2: rows in the order of the tokens ---------------------------------------------------------------- */
 
 /* Values of the embedding, in memory and in the order of the tokens. */
 typedef struct by_token {

@@ -17,7 +17,8 @@ typedef struct mtp_context_options {
                                  this build or machine does not have is MTP_E_CONFIG */
     int num_threads;          /* threads of the device's ops; 0: the cores this process may use */
     const char *isa;          /* "plain", "avx2", "avx512"; NULL: the best this machine has */
-    bool bf16;                /* cuda: factors of products are rounded to bf16; false: all is fp32. cpu: not used */
+    bool bf16;                /* cuda: factors of products, activations in memory among them, are bf16; false: all is
+                                 fp32. cpu: not used */
     const mtp_logger *logger; /* NULL: silent; must outlive the context */
 } mtp_context_options;
 

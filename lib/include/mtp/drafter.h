@@ -3,7 +3,8 @@
  * A drafter directory holds config.json (`gemma4_assistant` or `gemma4_unified_assistant`) and model.safetensors.
  * Loading accepts fp32, bf16 and f16 weights, the old geometry keys (global_head_dim, num_global_key_value_heads) and
  * per_layer_config, any number of layers in any order of types; the key set is exact. Master weights live in the
- * context's device memory, in fp32 unless said otherwise; what is not trained is written back bit for bit. */
+ * context's device memory, in fp32 (in a run with master_weights = "bf16" matrices in bf16); what is not trained is
+ * written back bit for bit. */
 #ifndef MTP_DRAFTER_H
 #define MTP_DRAFTER_H
 

@@ -154,7 +154,7 @@ typedef struct mtp_plan {
     bool embedding_on_device;                /* it is to hold the verifier's embedding table */
     uint64_t device_free, device_total;      /* bytes of it, when the plan was made */
     char device[96];                         /* "NVIDIA H200, sm_90, 132 multiprocessors" */
-    const char *remedy;                      /* what makes the plan smaller */
+    const char *remedy;                      /* what makes the plan smaller, a phrase for people; never NULL */
     int64_t rows_per_chunk, logits_budget;   /* as configured, or what the device has by default; bytes */
 } mtp_plan;
 
@@ -163,7 +163,7 @@ typedef struct mtp_plan {
 MTP_API mtp_status mtp_plan_create(const mtp_train_config *config, int64_t world_size, const mtp_logger *logger,
                                    mtp_plan **plan);
 MTP_API void mtp_plan_free(mtp_plan *plan); /* accepts NULL */
-/* The lines as a table in MiB, host and device apart, with totals and what is free; free() it. */
+/* The lines as a table in MiB, host and device apart, with totals and what is free; free() it. MTP_E_MEMORY. */
 MTP_API mtp_status mtp_plan_table(const mtp_plan *plan, char **table);
 
 /* ---- run ------------------------------------------------------------------------------------------------------ */
