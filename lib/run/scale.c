@@ -225,9 +225,9 @@ mtp_status mtp_scale_predict(int64_t index, const mtp_scale_options *options, mt
     predict_times(&own, &each, scale);
     const double token = (double)mtp_pack_official_bytes(index, false, false, false, 1000000) / 1e6;
     scale->data_bytes_per_second = token * (double)own.positions / scale->step_seconds;
-    const uint64_t values = (uint64_t)scale->num_parameters;
+    const uint64_t values = (uint64_t)scale->num_parameters; /* 10 bytes each: master, bf16 copy, gradient */
     const uint64_t sharers = own.zero_stage == 1 ? (uint64_t)own.world_size : 1;
-    scale->memory_bytes = 8 * values + (8 * values + sharers - 1) / sharers + step +
+    scale->memory_bytes = 10 * values + (8 * values + sharers - 1) / sharers + step +
                           (uint64_t)(BATCHES * token * (double)own.positions) +
                           2 * (uint64_t)V * (uint64_t)verifier->hidden_size; /* the verifier's embedding table */
     return MTP_OK;

@@ -34,8 +34,8 @@ typedef struct mtp_scale {
     double step_seconds;          /* compute, exposed and optimizer */
     double positions_per_second;  /* of all ranks */
     double efficiency;            /* step of one rank alone / this step */
-    uint64_t memory_bytes;        /* of one rank: parameters, gradients, moments, the step's own memory, two batches,
-                                     the verifier's embedding table */
+    uint64_t memory_bytes;        /* of one rank: parameters and their bf16 copy, gradients, moments, the step's own
+                                     memory, two batches, the verifier's embedding table */
     double data_bytes_per_second; /* that one rank reads: hidden states and K/V in bf16, every token supervised */
 } mtp_scale;
 
