@@ -5,8 +5,6 @@
 
 #include <unistd.h>
 
-#include "mtp/context.h"
-
 static const char *config, *data;
 
 static int setup(void **state)
@@ -113,20 +111,10 @@ static void an_evaluation_says_it_too(void **state)
 }
 #endif
 
-/* Why the test cannot be made here; NULL when it can. */
-static const char *obstacle(void)
-{
-    const mtp_context_options options = {.device = "cuda:0"};
-    mtp_context *context = NULL;
-    if (mtp_context_create(&options, &context) != MTP_OK) return mtp_last_error()->message;
-    mtp_context_free(context);
-    return NULL;
-}
-
 int main(void)
 {
-    if (obstacle()) {
-        printf("skipped: %s\n", obstacle());
+    if (test_no_gpu()) {
+        printf("skipped: %s\n", test_no_gpu());
         return 77;
     }
     const struct CMUnitTest tests[] = {

@@ -47,11 +47,7 @@ static const char *obstacle(void)
 #ifndef MTP_TEST_GLOO
     return "this build has no Gloo (MTP_GLOO=OFF)";
 #endif
-    const mtp_context_options options = {.device = "cuda:0"};
-    mtp_context *context = NULL;
-    if (mtp_context_create(&options, &context) != MTP_OK) return mtp_last_error()->message;
-    mtp_context_free(context);
-    return NULL;
+    return test_no_gpu();
 }
 
 int main(void)

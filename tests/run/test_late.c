@@ -8,15 +8,6 @@
 #include "run/trainer.h"
 #include "train.h"
 
-static const char *device(void)
-{
-    const mtp_context_options options = {.device = "cuda:0"};
-    mtp_context *context = NULL;
-    const bool gpu = mtp_context_create(&options, &context) == MTP_OK;
-    mtp_context_free(context);
-    return gpu ? "device=cuda:0" : "device=cpu";
-}
-
 /* Two documents, a step for each of them, and one of the two is bad. */
 enum { STEPS = 4 };
 
@@ -24,8 +15,8 @@ static mtp_train_config *config_of(const char *run, const char *more)
 {
     const char *data = test_path("train_data=[\"%s\", \"%s\"]", MTP_TEST_DATA "/sample/train/sample_0001.safetensors",
                                  test_huge_sample(4));
-    return test_config(run, device(), data, "tokens_per_batch=320", "num_speculative_steps=1",
-                       test_path("max_steps=%d", STEPS), "resume=auto", "keep_last=0", more);
+    return test_config(run, test_no_gpu() ? "device=cpu" : "device=cuda:0", data, "tokens_per_batch=320",
+                       "num_speculative_steps=1", test_path("max_steps=%d", STEPS), "resume=auto", "keep_last=0", more);
 }
 
 static const char *train(const char *name, const char *more)

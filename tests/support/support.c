@@ -8,6 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "mtp/context.h"
+
 /* ---- files ---------------------------------------------------------------------------------------------------- */
 
 static char *directories[256];
@@ -63,6 +65,15 @@ const char *test_path(const char *format, ...)
     va_end(args);
     paths[num_paths++] = path;
     return path;
+}
+
+const char *test_no_gpu(void)
+{
+    const mtp_context_options options = {.device = "cuda:0"};
+    mtp_context *context = NULL;
+    if (mtp_context_create(&options, &context) != MTP_OK) return mtp_last_error()->message;
+    mtp_context_free(context);
+    return NULL;
 }
 
 const char *test_self(void)

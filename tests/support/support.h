@@ -35,6 +35,8 @@
 const char *test_dir(void);
 /* printf into a string that lives until the process exits: paths. */
 const char *test_path(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Why there is no device "cuda:0" here; NULL when there is. */
+const char *test_no_gpu(void);
 /* The program that runs this, for tests that start themselves once more as ranks. */
 const char *test_self(void);
 /* Whole file, NUL-terminated; the caller frees. Fails the test when it cannot be read. */
