@@ -1,4 +1,4 @@
-/* What is put into the device's stream beside the ops: copies, marks, and graphs of captured work. The only places of
+/* What is put into the device's streams beside the ops: copies, marks, and graphs of captured work. The only places of
  * the backend that wait for the device. */
 #include <stdio.h>
 #include <stdlib.h>
