@@ -22,11 +22,12 @@ typedef struct launch {
     plan now;
     rank *ranks;
     struct pollfd *polls;
-    int signals;     /* a signalfd */
-    int interrupts;  /* SIGINT, SIGTERM, SIGHUP so far */
-    bool stopping;   /* SIGTERM was sent: SIGKILL at `kill_at` */
-    int64_t kill_at; /* milliseconds */
-    node_end end;    /* of this attempt; NODE_RUNS until something happened */
+    int signals;    /* a signalfd */
+    int interrupts; /* SIGINT, SIGTERM, SIGHUP so far */
+    bool stopping;  /* SIGTERM at `ask_at` unless `asked`, SIGKILL at `kill_at` */
+    bool asked;
+    int64_t ask_at, kill_at; /* milliseconds */
+    node_end end;            /* of this attempt; NODE_RUNS until something happened */
     int code;
     const rank *failed;     /* the first one here */
     char reason[NODE_TEXT]; /* what another machine says */
@@ -84,14 +85,24 @@ static bool interrupted(void *user)
 
 /* ---- one attempt ---------------------------------------------------------------------------------------------- */
 
-static void stop_ranks(launch *run)
+static void ask_ranks(launch *run)
 {
-    if (run->stopping) return;
-    run->stopping = true;
-    run->kill_at = now_ms() + (int64_t)(run->own.stop_seconds * 1000);
+    run->asked = true;
     ranks_signal(run->ranks, run->own.num_ranks, SIGTERM);
     /* a stopped process does not see SIGTERM before it goes on */
     ranks_signal(run->ranks, run->own.num_ranks, SIGCONT);
+}
+
+/* All ranks are to end, in the time of --stop-seconds; `agreed`: they do so already, and have half of that time before
+ * they are asked. */
+static void stop_ranks(launch *run, bool agreed)
+{
+    const int64_t left = (int64_t)(run->own.stop_seconds * 1000), now = now_ms();
+    if (run->stopping) return;
+    run->stopping = true;
+    run->ask_at = agreed ? now + left / 2 : now;
+    run->kill_at = now + left;
+    if (!agreed) ask_ranks(run);
 }
 
 static void note_failed(launch *run, const rank *failed)
@@ -107,7 +118,8 @@ static void note_failed(launch *run, const rank *failed)
     run->code = ranks_exit_code(failed);
     say("%s%s", text, ranks_running(run->ranks, run->own.num_ranks) ? "; stopping the others" : "");
     nodes_report(&run->all, run->now.attempt, NODE_FAILED, run->code, text);
-    stop_ranks(run);
+    /* who was interrupted agreed with the others to end, and a second signal would cut them short */
+    stop_ranks(run, run->code == INTERRUPTED);
 }
 
 /* What other machines say. */
@@ -124,7 +136,7 @@ static void look_around(launch *run)
     else
         say("another machine %s%s; stopping the ranks here", end == NODE_FAILED ? "reports: " : "was interrupted",
             run->reason);
-    stop_ranks(run);
+    stop_ranks(run, false);
 }
 
 static void poll_once(launch *run)
@@ -157,6 +169,7 @@ static void watch(launch *run)
         const rank *failed = ranks_reap(run->ranks, run->own.num_ranks, run->own.time_limit);
         if (failed) note_failed(run, failed);
         if (run->own.num_nodes > 1) look_around(run);
+        if (run->stopping && !run->asked && now_ms() >= run->ask_at) ask_ranks(run);
         if (run->stopping && now_ms() >= run->kill_at) ranks_signal(run->ranks, run->own.num_ranks, SIGKILL);
     }
 }
@@ -179,7 +192,7 @@ static void attempt_once(launch *run, int attempt)
 {
     run->failed = NULL;
     run->reason[0] = '\0';
-    run->stopping = false;
+    run->stopping = run->asked = false;
     run->code = 1;
     const node_stop stop = {.wanted = interrupted, .user = run};
     run->end = nodes_join(&run->all, attempt, &run->now, stop, &run->code);
