@@ -6,7 +6,9 @@
  * Two paths. Which one runs depends on the device's mode, the type of K/V and the head width, never on the data:
  *  - fused (attention_fused.cu): a device in bf16 mode, BF16 K/V, head width 256 or 512. K/V must be 16-byte aligned,
  *    and so must q, o, do and dq when they are BF16.
- *  - general (this file): everything else, in fp32 for any type and width. The oracle of the other one.
+ *  - general (this file): everything else, in fp32 for any type and width. The oracle of the other one. It is a kernel
+ *    and not a chain of cuBLASLt products around a masked softmax: those would need the key ranges on the host, which
+ *    a captured graph does not have, and memory for scores.
  *
  * The general path: a block of four warps has a tile of 16 rows (positions times query heads of one K/V head), each
  * warp four of them from scores to output, so that only the staging of K and V needs barriers. A lane computes the
