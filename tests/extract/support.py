@@ -49,7 +49,7 @@ def mtp(*arguments):
 def good(folder, verifier, *options):
     """mtp check on a folder: (good samples, tokens, supervised tokens). A bad sample fails."""
     says = mtp("check", folder, "--verifier", verifier, *options)
-    found = re.search(r"(\d+) samples, (\d+) good \((\d+) tokens, (\d+) of them supervised\), 0 bad", says)
+    found = re.search(r"(\d+) samples?, (\d+) good \((\d+) tokens, (\d+) of them supervised\), 0 bad", says)
     check(found is not None and found[1] == found[2], f"mtp check {folder}: {says}")
     return tuple(int(number) for number in found.groups()[1:])
 

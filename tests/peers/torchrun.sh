@@ -45,9 +45,10 @@ export -f two_machines
 export program
 
 expect "torchrun, three ranks" 3 '^sum 6$' torchrun --standalone --nproc-per-node 3 --no-python "$program" add_up
+# who fails first has the other ended, which is to have printed its sum by then
 # shellcheck disable=SC2016
 expect "torchrun, a restart" 4 '^sum 3$' torchrun --standalone --nproc-per-node 2 --max-restarts 1 --no-python \
-    sh -c '"$0" add_up && [ $TORCHELASTIC_RESTART_COUNT = 1 ]' "$program"
+    sh -c '"$0" add_up && { [ $TORCHELASTIC_RESTART_COUNT = 1 ] || { sleep 2; false; }; }' "$program"
 expect "torchrun, two machines" 3 '^sum 6$' bash -c two_machines
 
 cat >"$work/reduce.py" <<'END'
