@@ -54,7 +54,6 @@ double golden_mean_error(const golden_result *result, int group);
 extern const char *const golden_group_names[GOLDEN_GROUPS];
 extern const double golden_tolerances[GOLDEN_GROUPS];
 extern const double golden_plain_limits[GOLDEN_GROUPS]; /* mean errors of the plain step in bf16 */
-#define GOLDEN_STEPS_ERROR 5e-2                         /* of the loss over steps of AdamW in bf16, relative */
 /* How much of the choices may turn: 1 of so many. */
 enum { GOLDEN_TURNED_SELECTIONS = 25, GOLDEN_TURNED_DRAFTS = 8 };
 
