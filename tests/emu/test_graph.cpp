@@ -1,20 +1,9 @@
 /* Protects: capture and replay of graphs by the runtime API: what a graph does when, and what a capture forbids. */
+#include "emu/test_kernels.h"
 #include "emu/testing.h"
 
 #include <functional>
 #include <thread>
-
-static __global__ void add(float *to, const float *from, int n)
-{
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) to[i] += from[i];
-}
-
-static __global__ void set(float *to, float value, int n)
-{
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) to[i] = value;
-}
 
 /* Two streams, forked and joined by events; replayed, it reads what is in memory then. */
 static void replay(void **)

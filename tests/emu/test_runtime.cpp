@@ -1,17 +1,6 @@
 /* Protects: memory, copies, streams and events of the runtime API: what happens when, and what is refused. */
+#include "emu/test_kernels.h"
 #include "emu/testing.h"
-
-static __global__ void add(float *to, const float *from, int n)
-{
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) to[i] += from[i];
-}
-
-static __global__ void set(float *to, float value, int n)
-{
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) to[i] = value;
-}
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
